@@ -1,0 +1,1 @@
+"""Pure delivery logic: request keys, attempts, offsets, and both sides of reconciliation. No I/O, no clock."""

@@ -1,0 +1,1 @@
+"""Engines: the protocol the scheduler drives (`base`) and one small adapter per engine."""

@@ -1,0 +1,109 @@
+"""The Engine protocol: token ids in, token ids out. Runs in the scheduler process, on its one thread.
+
+The scheduler calls `submit`, then `step` while `has_work`, and reads what each step brought; `abort` frees a
+request's slot at once. Engines are synchronous: `step` may take long (the scheduler has told the state page
+that it is inside one). Nothing here knows of workers, keys' meaning, text or HTTP.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from sglmt.messages.sampling import LogprobSpec, SamplingParams, TokenLogprobs
+
+
+class EngineRequest(msgspec.Struct, kw_only=True):
+    """One request as the engine sees it. `max_new_tokens` of `sampling` counts `prefix_ids` too."""
+
+    key: int
+    prompt_ids: list[int]
+    prefix_ids: list[int]  # output an earlier life of the engine already gave: continue after it
+    sampling: SamplingParams
+    logprobs: LogprobSpec | None = None
+    embedding: bool = False
+    lora_name: str | None = None
+
+
+class EngineOutput(msgspec.Struct):
+    """What one step brought for one request.
+
+    `token_ids` are the new ids since the last output (prefix not repeated); `finish_kind` is None while the
+    request goes on, else stop, length or error; `matched_id` the stop token id, which is the last of
+    `token_ids` when it was EOS or a stop id. After a finish the engine has forgotten the key.
+    """
+
+    key: int
+    token_ids: list[int]
+    finish_kind: str | None = None
+    matched_id: int | None = None
+    error: str | None = None
+    logprobs: TokenLogprobs | None = None
+    cached_tokens: int | None = None
+    embedding: list[float] | None = None
+
+
+class Capability:
+    """How an engine treats a feature; values of `EngineInfo.capabilities`."""
+
+    EXACT = "exact"
+    APPROXIMATE = "approximate"
+    REFUSED = "refused"
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine says of itself. `capabilities` maps a feature to exact, approximate or refused:
+
+    features: temperature top_p top_k min_p penalties seed stop_token_ids min_new_tokens logit_bias json_schema
+    regex ebnf chosen_logprobs top_logprobs token_ids_logprobs prompt_logprobs embeddings lora; and
+    `continue.<feature>` for continuing after a crash: greedy, sampled, seed, penalties, grammar, logprobs.
+    """
+
+    name: str
+    version: str
+    context_length: int
+    vocab_size: int
+    max_total_tokens: int | None
+    capabilities: dict[str, str]
+    is_simulator: bool = False
+
+
+class Engine(Protocol):
+    """An engine on this machine."""
+
+    def info(self) -> EngineInfo:
+        """Constant once constructed."""
+        ...
+
+    def check(self, request: EngineRequest) -> None:
+        """Raise EngineRefusal, naming engine and feature, for what it cannot do. Cheap, no side effects."""
+        ...
+
+    def submit(self, request: EngineRequest) -> None:
+        """Take a request. Raises EngineError when it cannot be taken; costs that request only."""
+        ...
+
+    def step(self) -> list[EngineOutput]:
+        """Advance all requests by one step; [] when nothing moved. At most one output a key."""
+        ...
+
+    def abort(self, key: int) -> None:
+        """Forget a request at once; unknown keys are ignored."""
+        ...
+
+    def has_work(self) -> bool:
+        """Whether `step` has something to do now."""
+        ...
+
+    def next_step_at_s(self) -> float | None:
+        """Monotonic time before which `step` would bring nothing (paced engines); None: now."""
+        ...
+
+    def flush_cache(self) -> bool:
+        """Drop the prefix cache; False when requests are running and it was not dropped."""
+        ...
+
+    def close(self) -> None:
+        """Free everything."""
+        ...

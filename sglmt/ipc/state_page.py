@@ -1,0 +1,243 @@
+"""The state page: one small mmap file in the run directory through which an instance knows itself.
+
+The supervisor creates it, publishes the current generation of every (role, index) and the control version in
+it, and reads the rest; each process life has one slot of aligned 8-byte words and is the only writer of it.
+Reading and writing cost nanoseconds and never wait. Nothing here is trusted for memory safety: a torn or
+absurd value can only be a wrong number.
+
+Layout in words: header [0, 64), generations [64, 64 + GENERATION_WORDS), then SLOT_WORDS a slot.
+"""
+
+from __future__ import annotations
+
+import enum
+import mmap
+import os
+import time
+from pathlib import Path
+
+from sglmt.errors import SegmentError
+from sglmt.messages.frame import Role
+
+MAGIC = 0x5347_4C4D_5453_5431  # "SGLMTST1"
+HEADER_WORDS = 64
+MAX_DETOKENIZERS = 64
+MAX_WORKERS_ON_PAGE = 1024
+_GENERATION_BASE = {
+    Role.SUPERVISOR: 0,
+    Role.ROUTER: 1,
+    Role.SCHEDULER: 2,
+    Role.DETOKENIZER: 8,
+    Role.TOKENIZER_WORKER: 8 + MAX_DETOKENIZERS,
+}
+GENERATION_WORDS = 8 + MAX_DETOKENIZERS + MAX_WORKERS_ON_PAGE
+SLOT_WORDS = 256
+_MASK = (1 << 64) - 1
+
+
+class HeaderWord(enum.IntEnum):
+    """Words of the header; the supervisor is their only writer."""
+
+    MAGIC = 0
+    INSTANCE_ID = 1
+    SLOTS = 2
+    INSTANCE_PHASE = 3
+    SUPERVISOR_HEARTBEAT_NS = 4
+    CONTROL_VERSION = 5
+    WORKERS_REQUESTED = 6
+    SEGMENT_REVISION = 7
+    DETOKENIZERS = 8
+    ACCEPT_MEAN_X1000 = 9  # mean open connections a running worker, times 1000
+    READY = 10  # 1 while requests can be served
+    DRAIN_DEADLINE_NS = 11  # monotonic; 0 when not draining
+
+
+class Phase(enum.IntEnum):
+    """What a process life says it is doing."""
+
+    EMPTY = 0
+    BOOTING = 1
+    LOADING = 2  # engine or tokenizer
+    READY = 3
+    STEPPING = 4  # scheduler: inside the engine
+    DRAINING = 5
+    EXITING = 6
+
+
+class SlotWord(enum.IntEnum):
+    """Words of a slot. The first eight are the supervisor's, written before the spawn (PID after it)."""
+
+    ROLE = 0
+    INDEX = 1
+    GENERATION = 2
+    PID = 3
+    OCCUPIED = 4  # 1 from before the spawn until the life is reaped
+    # written by the life itself
+    PHASE = 8
+    PHASE_SINCE_NS = 9
+    HEARTBEAT_NS = 10
+    IN_FLIGHT = 11
+    CONNECTIONS = 12
+    CONNECTIONS_TOTAL = 13
+    QUEUED = 14
+    RUNNING = 15
+    BACKLOG_BYTES = 16
+    CONTROL_VERSION_APPLIED = 17
+    SEGMENT_REVISION_SEEN = 18
+    # counters: only ever grow within a life; the supervisor folds those of the dead into totals
+    REQUESTS_TOTAL = 32
+    REQUESTS_OK = 33
+    REQUESTS_REFUSED = 34  # 4xx
+    REQUESTS_FAILED = 35  # 5xx and error finishes
+    REQUESTS_ABORTED = 36
+    PROMPT_TOKENS = 37
+    OUTPUT_TOKENS = 38
+    CACHED_TOKENS = 39
+    TTFT_COUNT = 40
+    TTFT_SUM_US = 41
+    MESSAGES_IN = 48
+    MESSAGES_OUT = 49
+    ROWS_IN = 50
+    ROWS_OUT = 51
+    UNROUTABLE = 52  # no return address, or one that cannot be
+    UNDECODABLE = 53  # wrong version, instance, kind, size or content
+    LATE_ROWS = 54  # for a request or worker life that is gone: expected after aborts
+    DUPLICATE_ROWS = 55
+    GAP_ROWS = 56
+    DROPPED_MESSAGES = 57
+    RESUMES = 58
+    RESUBMISSIONS = 59
+    STALE_ATTEMPT_ROWS = 60
+    APPROXIMATE_RESUMES = 61
+    CLIENT_ABORTS = 62
+    SLOW_CLIENT_ABORTS = 63
+    TTFT_BUCKETS = 64  # 32 words: histogram, see status.histograms
+    ITL_BUCKETS = 96
+    E2E_BUCKETS = 128
+
+
+FIRST_COUNTER = SlotWord.REQUESTS_TOTAL
+
+
+class Slot:
+    """One process life's words. `words[SlotWord.X]` reads; only the owner writes."""
+
+    __slots__ = ("_base", "_words", "number")
+
+    def __init__(self, words: memoryview, number: int, base: int) -> None:
+        self._words = words
+        self._base = base
+        self.number = number
+
+    def __getitem__(self, word: int) -> int:
+        value: int = self._words[self._base + word]
+        return value
+
+    def __setitem__(self, word: int, value: int) -> None:
+        self._words[self._base + word] = value & _MASK
+
+    def add(self, word: int, amount: int = 1) -> None:
+        """Add to a counter (owner only)."""
+        self._words[self._base + word] += amount
+
+    def beat(self) -> None:
+        """Write the heartbeat: called by the loop that does the work."""
+        self._words[self._base + SlotWord.HEARTBEAT_NS] = time.monotonic_ns()
+
+    def enter(self, phase: Phase) -> None:
+        """Write the phase, since when, and a heartbeat."""
+        now_ns = time.monotonic_ns()
+        self._words[self._base + SlotWord.PHASE_SINCE_NS] = now_ns
+        self._words[self._base + SlotWord.HEARTBEAT_NS] = now_ns
+        self._words[self._base + SlotWord.PHASE] = int(phase)
+
+    def clear(self) -> None:
+        """Zero all words (supervisor, before it hands the slot to a new life)."""
+        for word in range(SLOT_WORDS):
+            self._words[self._base + word] = 0
+
+
+class StatePage:
+    """The mapped page. The supervisor creates it; children open it."""
+
+    def __init__(self, mapping: mmap.mmap) -> None:
+        self._mapping = mapping
+        self._words = memoryview(mapping).cast("Q")
+
+    @classmethod
+    def create(cls, path: Path, instance_id: int, slots: int) -> StatePage:
+        """Create the file exclusively, reserve its size, map it. Raises OSError."""
+        size = 8 * (HEADER_WORDS + GENERATION_WORDS + slots * SLOT_WORDS)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, size)
+            page = cls(mmap.mmap(fd, size))
+        finally:
+            os.close(fd)
+        page.set_header(HeaderWord.INSTANCE_ID, instance_id)
+        page.set_header(HeaderWord.SLOTS, slots)
+        page.set_header(HeaderWord.MAGIC, MAGIC)
+        return page
+
+    @classmethod
+    def open(cls, path: Path, instance_id: int) -> StatePage:
+        """Map an existing page. Raises SegmentError when it is not the page of this instance."""
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise SegmentError(f"state page {path} cannot be opened: {error.strerror}") from error
+        try:
+            size = os.fstat(fd).st_size
+            if size < 8 * (HEADER_WORDS + GENERATION_WORDS):
+                raise SegmentError(f"state page {path} has {size} bytes, too few to be one")
+            page = cls(mmap.mmap(fd, size))
+        finally:
+            os.close(fd)
+        if page.header(HeaderWord.MAGIC) != MAGIC or page.header(HeaderWord.INSTANCE_ID) != instance_id:
+            page.close()
+            raise SegmentError(f"state page {path} belongs to another instance or version")
+        return page
+
+    def header(self, word: HeaderWord) -> int:
+        """One header word."""
+        value: int = self._words[word]
+        return value
+
+    def set_header(self, word: HeaderWord, value: int) -> None:
+        """Supervisor only."""
+        self._words[word] = value & _MASK
+
+    def generation(self, role: Role, index: int) -> int:
+        """The current generation of a (role, index); 0 when there is none (not started, dead, or leaving)."""
+        value: int = self._words[HEADER_WORDS + _GENERATION_BASE[role] + index]
+        return value
+
+    def publish_generation(self, role: Role, index: int, generation: int) -> None:
+        """Supervisor only: from now on this life is the one to talk to; 0: nobody."""
+        self._words[HEADER_WORDS + _GENERATION_BASE[role] + index] = generation
+
+    @property
+    def slots(self) -> int:
+        """How many slots the page has."""
+        return self.header(HeaderWord.SLOTS)
+
+    def slot(self, number: int) -> Slot:
+        """Slot `number`. Raises IndexError outside the page."""
+        if not 0 <= number < self.slots:
+            raise IndexError(f"slot {number} of {self.slots}")
+        return Slot(self._words, number, HEADER_WORDS + GENERATION_WORDS + number * SLOT_WORDS)
+
+    def live(self, role: Role) -> set[tuple[int, int]]:
+        """(index, generation) of every life of `role` that is not yet reaped, draining ones included."""
+        words = self._words
+        first = HEADER_WORDS + GENERATION_WORDS
+        return {
+            (words[base + SlotWord.INDEX], words[base + SlotWord.GENERATION])
+            for base in range(first, first + self.slots * SLOT_WORDS, SLOT_WORDS)
+            if words[base + SlotWord.OCCUPIED] and words[base + SlotWord.ROLE] == role
+        }
+
+    def close(self) -> None:
+        """Unmap. Slots taken from this page must not be used afterwards."""
+        self._words.release()
+        self._mapping.close()

@@ -1,0 +1,259 @@
+"""ServerArgs, PortArgs, SchedulerInfo: everything an instance is told, as frozen plain data.
+
+Each option is declared once, on its field: flag text, limits and help come from the annotation, so that the
+command line, the environment (`SGLMT_WORKERS`), the TOML file and the messages of `validate` cannot disagree.
+`sglmt.configuration` merges the sources; this module imports nothing that starts anything.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
+
+from sglmt.errors import ConfigError
+
+MAX_WORKERS = 1024
+MAX_DETOKENIZERS = 64
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How one option is offered: help text, limits, and whether its value is a secret."""
+
+    help: str
+    minimum: float | None = None
+    maximum: float | None = None
+    metavar: str | None = None
+    secret: bool = False
+    hidden: bool = False
+
+
+class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the operator asked for. Field `max_running_requests` is flag `--max-running-requests`."""
+
+    # topology
+    workers: Annotated[
+        int, Flag("HTTP + tokenizer worker processes.", minimum=1, maximum=MAX_WORKERS, metavar="N")
+    ] = 2
+    detokenizers: Annotated[
+        int, Flag("Detokenizer processes.", minimum=1, maximum=MAX_DETOKENIZERS, metavar="M")
+    ] = 1
+    router: Annotated[
+        Literal["auto", "always"],
+        Flag("`always`: router and split even with one worker, so that it can scale."),
+    ] = "auto"
+    name: Annotated[str, Flag("Name of the instance, for status and stop.")] = "default"
+    # listening
+    host: Annotated[str, Flag("Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Flag("Port to listen on; 0: any free one.", minimum=0, maximum=65535)] = 30000
+    # model
+    model_path: Annotated[
+        str | None, Flag("GGUF file or Hugging Face directory. Default: the shipped SmolLM2-135M-Instruct.")
+    ] = None
+    tokenizer_path: Annotated[str | None, Flag("Directory or tokenizer.json, when not the model's own.")] = (
+        None
+    )
+    served_model_name: Annotated[str | None, Flag("Name clients use. Default: `default`.")] = None
+    chat_template: Annotated[str | None, Flag("File with a Jinja chat template, instead of the model's.")] = (
+        None
+    )
+    context_length: Annotated[
+        int | None,
+        Flag("Longest prompt + output, in tokens. Default: the model's.", minimum=8, maximum=2**24),
+    ] = None
+    trust_remote_code: Annotated[bool, Flag("Let the model resolver run code that ships with a model.")] = (
+        False
+    )
+    tokenizer_backend: Annotated[
+        Literal["auto", "huggingface", "fastokens"],
+        Flag("Tokenizer library; `auto`: fastokens where it is installed and gives the same ids."),
+    ] = "auto"
+    # engine
+    engine: Annotated[Literal["openvino", "simulator"], Flag("What produces the tokens.")] = "openvino"
+    engine_threads: Annotated[
+        int | None, Flag("Threads of the engine. Default: all cores but one.", minimum=1, maximum=1024)
+    ] = None
+    engine_cache_mb: Annotated[
+        int, Flag("Memory of the engine's key-value cache, in MiB.", minimum=16, maximum=2**20)
+    ] = 256
+    disaggregation_mode: Annotated[
+        str, Flag("Only `null`: splitting prefill from decode is the engine's matter.")
+    ] = "null"
+    simulator_step_ms: Annotated[
+        float,
+        Flag("Simulator: time of one step, in milliseconds; 0: as fast as it can.", minimum=0, maximum=60000),
+    ] = 20.0
+    simulator_tokens: Annotated[
+        str | None, Flag("Simulator: token ids to emit, separated by commas, instead of seeded ones.")
+    ] = None
+    simulator_seed: Annotated[
+        int, Flag("Simulator: seed of the token source.", minimum=0, maximum=2**63 - 1)
+    ] = 0
+    # admission
+    max_running_requests: Annotated[
+        int, Flag("Requests in the engine at once.", minimum=1, maximum=65536)
+    ] = 256
+    max_queued_requests: Annotated[
+        int, Flag("Requests waiting for the engine; more are refused with 429.", minimum=0, maximum=2**20)
+    ] = 4096
+    max_request_bytes: Annotated[
+        int, Flag("Largest request body, in bytes; larger ones get 413.", minimum=1024, maximum=2**27)
+    ] = 16 * 1024 * 1024
+    max_prompts_per_request: Annotated[
+        int, Flag("Most prompts x n in one request.", minimum=1, maximum=65536)
+    ] = 256
+    # life
+    start_timeout: Annotated[
+        float, Flag("Seconds a process may take to become ready.", minimum=1, maximum=86400)
+    ] = 180.0
+    heartbeat_timeout: Annotated[
+        float,
+        Flag("Seconds without a heartbeat after which a process is replaced.", minimum=0.5, maximum=86400),
+    ] = 20.0
+    engine_step_timeout: Annotated[
+        float, Flag("Seconds the engine may stay inside one step.", minimum=1, maximum=86400)
+    ] = 300.0
+    drain_timeout: Annotated[
+        float, Flag("Seconds running requests get to finish on stop.", minimum=0, maximum=86400)
+    ] = 30.0
+    engine_wait: Annotated[
+        float,
+        Flag("Seconds a request waits for an engine that restarts, then 503.", minimum=0, maximum=86400),
+    ] = 60.0
+    max_restarts: Annotated[
+        int, Flag("Deaths within the window after which a process is given up.", minimum=0, maximum=10**6)
+    ] = 5
+    restart_window: Annotated[float, Flag("Seconds of the restart window.", minimum=1, maximum=10**6)] = 60.0
+    max_resubmits: Annotated[
+        int, Flag("Resubmissions in a row that brought no token, then an error.", minimum=0, maximum=1000)
+    ] = 3
+    # access
+    api_key: Annotated[
+        tuple[str, ...], Flag("Key clients must send; may be repeated. Better: the environment.", secret=True)
+    ] = ()
+    api_key_file: Annotated[str | None, Flag("File with one API key a line.")] = None
+    # telling
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Flag("Least severe line that is logged.")
+    ] = "info"
+    runtime_dir: Annotated[
+        str | None,
+        Flag("Directory for the run directories. Default: $XDG_RUNTIME_DIR/sglmt or the temp dir."),
+    ] = None
+
+    @property
+    def mode(self) -> Literal["single", "multi"]:
+        """Single mode has one worker, no router and no split."""
+        return "single" if self.workers == 1 and self.router == "auto" else "multi"
+
+    @property
+    def model_name(self) -> str:
+        """The name clients use."""
+        return self.served_model_name or "default"
+
+    def validate(self) -> None:
+        """Raise ConfigError, naming the flag, for the first value that cannot be used."""
+        for field, flag in flags():
+            _check_range(field, flag, getattr(self, field))
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}", self.name):
+            raise ConfigError(
+                f"--name {self.name!r}: use 1 to 32 letters, digits, '_', '.' or '-', beginning with one of the first two"
+            )
+        if self.disaggregation_mode != "null":
+            raise ConfigError(
+                f"--disaggregation-mode {self.disaggregation_mode!r}: only `null` is supported; "
+                "splitting prefill from decode is the engine's matter"
+            )
+        if self.mode == "multi" and self.detokenizers > 1 and self.max_running_requests < self.detokenizers:
+            raise ConfigError(f"--detokenizers {self.detokenizers}: more than --max-running-requests")
+        _check_host(self.host)
+        self.simulator_script()
+        for path, flag_name in (
+            (self.chat_template, "--chat-template"),
+            (self.api_key_file, "--api-key-file"),
+        ):
+            if path is not None and not Path(path).is_file():
+                raise ConfigError(f"{flag_name} {path!r}: no such file")
+        if self.model_path is not None and not Path(self.model_path).exists():
+            raise ConfigError(f"--model-path {self.model_path!r}: no such file or directory")
+        if any(not key or key != key.strip() for key in self.api_key):
+            raise ConfigError("--api-key: a key must not be empty or begin or end with white space")
+
+    def simulator_script(self) -> tuple[int, ...] | None:
+        """The ids of `--simulator-tokens`. Raises ConfigError for anything but integers."""
+        if self.simulator_tokens is None:
+            return None
+        try:
+            script = tuple(int(part) for part in self.simulator_tokens.split(","))
+        except ValueError:
+            raise ConfigError(
+                f"--simulator-tokens {self.simulator_tokens!r}: token ids separated by commas expected"
+            ) from None
+        return script
+
+    def redacted(self) -> dict[str, Any]:
+        """All options for people to see, secrets replaced."""
+        shown: dict[str, Any] = msgspec.to_builtins(self)
+        for field, flag in flags():
+            if flag.secret and shown[field]:
+                shown[field] = "[redacted]"
+        return shown
+
+
+class PortArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the processes of one instance meet. Socket paths follow from `run_dir` (sglmt.ipc.addresses)."""
+
+    run_dir: str
+    url: str
+    host: str
+    port: int
+
+
+class SchedulerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the scheduler knows once its engine is loaded; the second revision of the segment."""
+
+    engine: str
+    engine_version: str
+    model_path: str
+    context_length: int
+    vocab_size: int
+    max_running_requests: int
+    max_total_tokens: int | None
+    capabilities: dict[str, str]  # feature → exact | approximate | refused
+    is_simulator: bool
+
+
+def flags() -> list[tuple[str, Flag]]:
+    """(field, Flag) of every option, in declaration order."""
+    hints = get_type_hints(ServerArgs, include_extras=True)
+    return [
+        (field, next(extra for extra in hints[field].__metadata__ if isinstance(extra, Flag)))
+        for field in ServerArgs.__struct_fields__
+    ]
+
+
+def flag_name(field: str) -> str:
+    """`max_restarts` → `--max-restarts`."""
+    return "--" + field.replace("_", "-")
+
+
+def _check_range(field: str, flag: Flag, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    low, high = flag.minimum, flag.maximum
+    if not math.isfinite(value) or (low is not None and value < low) or (high is not None and value > high):
+        raise ConfigError(f"{flag_name(field)} {value}: must be between {low:g} and {high:g}")
+
+
+def _check_host(host: str) -> None:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        if not re.fullmatch(r"[A-Za-z0-9.-]{1,253}", host):
+            raise ConfigError(f"--host {host!r}: an IP address or host name expected") from None

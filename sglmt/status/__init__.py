@@ -1,0 +1,1 @@
+"""What people and machines are shown: snapshots as data, and pure renderers of them."""

@@ -1,0 +1,1 @@
+"""The supervisor process: lifecycle, children, topology, listening socket, run directory."""
