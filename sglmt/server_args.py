@@ -197,6 +197,10 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             ) from None
         return script
 
+    def without_secrets(self) -> ServerArgs:
+        """The same with every secret option at its default: what may be written to shared memory."""
+        return msgspec.structs.replace(self, api_key=())
+
     def redacted(self) -> dict[str, Any]:
         """All options for people to see, secrets replaced."""
         shown: dict[str, Any] = msgspec.to_builtins(self)

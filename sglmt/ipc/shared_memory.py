@@ -170,7 +170,7 @@ def sweep(directory: Path = SHM_DIR) -> list[str]:
 
     Proven: same user, same pid namespace, and no process of that pid and start time. Others are left alone.
     """
-    removed = []
+    removed: list[str] = []
     try:
         names = os.listdir(directory)
     except OSError:

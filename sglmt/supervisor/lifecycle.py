@@ -118,7 +118,7 @@ class _Turn:
         generation = getattr(self.event, "generation", self.life.generation)
         if generation < self.life.generation:
             return False
-        possible = POSSIBLE.get(type(self.event))  # type: ignore[arg-type]  # commands are not in there
+        possible = POSSIBLE.get(type(self.event))
         if generation > self.life.generation or (possible is not None and self.life.state not in possible):
             raise self.impossible()
         return True
@@ -138,8 +138,8 @@ class _Turn:
         origin = self.life.state
         if target not in TRANSITIONS[origin]:
             raise LifecycleError(
-                f"{self.life.name}: {origin} → {target} is no transition ({self.event!r}) at {self.now_s:.3f}; "
-                f"what led there:\n{self.life.story()}"
+                f"{self.life.name}: {self.event!r} would go {origin} → {target}, which is no transition, "
+                f"at {self.now_s:.3f}; what led there:\n{self.life.story()}"
             )
         transition = Transition(self.now_s, origin, target, _cause(self.event))
         history = (*self.life.history, transition)[-HISTORY_LENGTH:]
@@ -290,7 +290,7 @@ def _start_deadline_passed(turn: _Turn, late_s: float) -> None:
     elif late_s > LATE_TICK_S and not life.gap_forgiven:
         extension_s = min(late_s, timeout_s)
         turn.change(gap_forgiven=True)
-        turn.say("warning", f"start deadline extended by {extension_s:.1f} s: the clock jumped {late_s:.1f} s")
+        turn.say("warning", f"gets {extension_s:.1f} s more to start: the clock jumped {late_s:.1f} s")
         turn.wait_until(turn.now_s + extension_s)
     else:
         _end_for(turn, f"not ready after {timeout_s:g} s", life.policy.stop_grace_s, well_until_s=turn.now_s)
@@ -337,7 +337,7 @@ def _exited(turn: _Turn, exit_code: int | None, signal: int | None) -> None:
     if turn.life.pid is None:
         raise turn.impossible()
     if signal is None and exit_code is not None and exit_code < 0:
-        exit_code, signal = None, -exit_code
+        signal, exit_code = -exit_code, None
     unasked = turn.life.state in (State.STARTING, State.RUNNING)
     text = describe_exit(exit_code, signal) if unasked else exit_name(exit_code, signal)
     _gone(turn, text, exit_code, signal)
@@ -410,10 +410,10 @@ def _gone(turn: _Turn, text: str, exit_code: int | None, signal: int | None) -> 
     turn.change(last_exit=LastExit(text, exit_code, signal, turn.now_s, life.generation, asked))
     if life.wanted is Wanted.STOPPED:
         clean = exit_code == 0 or signal == signals.SIGTERM
-        turn.say("info" if clean else "warning", f"ended as asked: {text}")
+        turn.say("info" if clean else "warning", f"ended: {text}")
         turn.go(State.STOPPED, pid=None)
     elif asked:
-        turn.say("info", f"ended as asked: {text}; restart now")
+        turn.say("info", f"ended: {text}; restart now, as asked")
         turn.change(pid=None)
         _spawn(turn)
     else:
@@ -431,9 +431,9 @@ def _died(turn: _Turn, why: str, exit_code: int | None) -> None:
         turn.change(deaths=(*deaths, now_s), failures_in_a_row=life.failures_in_a_row + 1)
     count, in_a_row = len(turn.life.deaths), turn.life.failures_in_a_row
     spent = not stable and budget_spent(policy, count, in_a_row)
-    story = f"{_age(life, now_s)}: {why}"
+    story, window = f"{_age(life, now_s)}: {why}", f"{policy.restart_window_s:g} s"
     if spent and policy.fatal_when_spent:
-        _give_up(turn, story, count, exit_code)
+        _give_up(turn, f"{story}; given up, {in_a_row} failures in a row, {count} within {window}", exit_code)
     else:
         delay_s = cap_delay_s(policy, turn.rand) if spent else backoff_delay_s(policy, in_a_row, turn.rand)
         _back_off(turn, story, delay_s, spent)
@@ -453,8 +453,7 @@ def _back_off(turn: _Turn, story: str, delay_s: float, spent: bool) -> None:
         _spawn(turn)
 
 
-def _give_up(turn: _Turn, story: str, deaths: int, exit_code: int | None) -> None:
-    reason = f"{story}; given up after {deaths} deaths in {turn.life.policy.restart_window_s:g} s"
+def _give_up(turn: _Turn, reason: str, exit_code: int | None) -> None:
     turn.say("error", reason)
     turn.go(State.BACKOFF, pid=None, trouble=None)
     turn.go(State.FATAL)

@@ -1,4 +1,4 @@
-"""The vocabulary of a process's life: states, the one table of transitions, events, actions, the value itself.
+"""The vocabulary of a process's life: states, the one table of transitions, events, actions, the value.
 
 Used by the supervisor process only. `lifecycle.step` is the machine that speaks this vocabulary; the shell
 (processes, timers, signals) builds events and performs actions. State names are supervisord's.
@@ -144,7 +144,8 @@ class Exited:
 
 @dataclass(frozen=True)
 class HeartbeatLost:
-    """Hung, stopped or spinning, as the shell measured it against `policy.heartbeat_timeout_s`."""
+    """Hung, stopped or spinning, as the shell measured it against `policy.heartbeat_timeout_s`. A STARTING
+    process has no heartbeat limit (a slow start is not a hang); report one only when it is stopped."""
 
     generation: int
     reason: str
@@ -156,7 +157,7 @@ Event = Command | WorldReport
 
 _NO_PROCESS = frozenset({State.STOPPED, State.BACKOFF, State.FATAL})
 
-POSSIBLE: Mapping[type[WorldReport], frozenset[State]] = {
+POSSIBLE: Mapping[type[object], frozenset[State]] = {
     Spawned: LIVE_STATES,
     SpawnFailed: frozenset({State.STARTING, State.STOPPING}),
     Exited: LIVE_STATES,

@@ -127,7 +127,7 @@ class IncrementalDetokenizer:
     def _push_text(self, token_id: int, special: bool) -> str:
         table = self._table
         token = table.tokens[token_id] or ""
-        piece = table.rules.piece(token, self._first)
+        piece = table.rules.piece(token, self._first and not self._pending)
         if isinstance(piece, int):
             return self._push_byte(piece)
         if special and self._special_before:
