@@ -31,7 +31,8 @@ class EngineOutput(msgspec.Struct):
 
     `token_ids` are the new ids since the last output (prefix not repeated); `finish_kind` is None while the
     request goes on, else stop, length or error; `matched_id` the stop token id, which is the last of
-    `token_ids` when it was EOS or a stop id. After a finish the engine has forgotten the key.
+    `token_ids` when it was EOS or a stop id. `input_logprobs` (prompt positions from `prompt_from`) comes with
+    the first output of a submission. After a finish the engine has forgotten the key.
     """
 
     key: int
@@ -42,6 +43,7 @@ class EngineOutput(msgspec.Struct):
     logprobs: TokenLogprobs | None = None
     cached_tokens: int | None = None
     embedding: list[float] | None = None
+    input_logprobs: TokenLogprobs | None = None
 
 
 class Capability:
@@ -55,8 +57,8 @@ class Capability:
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine says of itself. `capabilities` maps a feature to exact, approximate or refused:
 
-    features: temperature top_p top_k min_p penalties seed stop_token_ids min_new_tokens logit_bias json_schema
-    regex ebnf chosen_logprobs top_logprobs token_ids_logprobs prompt_logprobs embeddings lora; and
+    features: temperature top_p top_k min_p penalties seed stop_token_ids min_new_tokens logit_bias
+    json_schema regex ebnf chosen_logprobs top_logprobs token_ids_logprobs prompt_logprobs embeddings lora; and
     `continue.<feature>` for continuing after a crash: greedy, sampled, seed, penalties, grammar, logprobs.
     """
 

@@ -123,9 +123,7 @@ class Segment:
             status = os.stat(self.path, follow_symlinks=False)
         except OSError:
             return False
-        return (
-            stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and status.st_size == SEGMENT_BYTES
-        )
+        return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and status.st_size == SEGMENT_BYTES
 
     def unlink(self) -> None:
         """Remove the segment."""
@@ -151,9 +149,7 @@ def read_arguments(name: str, instance_id: int, directory: Path = SHM_DIR) -> tu
         try:
             header, payload = _read(path)
             if header.instance_id != instance_id:
-                raise SegmentError(
-                    f"segment {path}: of instance {header.instance_id:016x}, this is {instance_id:016x}"
-                )
+                raise SegmentError(f"segment {path}: of instance {header.instance_id:016x}, this is {instance_id:016x}")
             if zlib.crc32(payload) != header.checksum:
                 raise SegmentError(f"segment {path}: checksum does not match")
             return msgspec.msgpack.decode(payload, type=Arguments), header.revision
@@ -204,9 +200,7 @@ def _read(path: Path) -> tuple[SegmentHeader, bytes]:
             raise SegmentError(f"segment {path}: {status.st_size} bytes, a segment has {SEGMENT_BYTES}")
         with mmap.mmap(fd, SEGMENT_BYTES, prot=mmap.PROT_READ) as mapping:
             fields = _HEADER.unpack_from(mapping)
-            magic, protocol, revision, instance_id, uid, pid, start_time_s, namespace, length, checksum = (
-                fields
-            )
+            magic, protocol, revision, instance_id, uid, pid, start_time_s, namespace, length, checksum = fields
             if magic != _MAGIC or protocol != PROTOCOL_VERSION:
                 raise SegmentError(f"segment {path}: not a segment of this version")
             if length > SEGMENT_BYTES - _HEADER.size:

@@ -237,6 +237,17 @@ class StatePage:
             if words[base + SlotWord.OCCUPIED] and words[base + SlotWord.ROLE] == role
         }
 
+    def serving_slots(self, role: Role) -> list[Slot]:
+        """The slots of the lives of `role` that are ready (or inside the engine)."""
+        slots = (self.slot(number) for number in range(self.slots))
+        return [
+            slot
+            for slot in slots
+            if slot[SlotWord.OCCUPIED]
+            and slot[SlotWord.ROLE] == role
+            and slot[SlotWord.PHASE] in (Phase.READY, Phase.STEPPING)
+        ]
+
     def close(self) -> None:
         """Unmap. Slots taken from this page must not be used afterwards."""
         self._words.release()

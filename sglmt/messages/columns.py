@@ -19,7 +19,7 @@ import struct
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
@@ -78,7 +78,7 @@ def unpack_ragged(code: str, column: RaggedColumn) -> list[tuple[Any, ...]]:
     """The rows of a ragged column."""
     values = unpack(code, column.values)
     bounds = ragged_bounds(column, code)
-    return [values[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [values[start:end] for start, end in pairwise(bounds)]
 
 
 class ColumnKind:
@@ -306,9 +306,7 @@ def batch(cls: type[B]) -> type[B]:
     for name in cls.__struct_fields__:
         kinds = [extra for extra in _metadata(hints[name]) if isinstance(extra, ColumnKind)]
         if len(kinds) != 1:
-            raise TypeError(
-                f"{cls.__name__}.{name} must declare exactly one column kind, it has {len(kinds)}"
-            )
+            raise TypeError(f"{cls.__name__}.{name} must declare exactly one column kind, it has {len(kinds)}")
         plan.append((name, kinds[0]))
     if dict(plan).get("keys") != PerRow("Q"):
         raise TypeError(f"{cls.__name__} must declare `keys` as PerRow('Q')")

@@ -108,9 +108,7 @@ class FrameWriter:
         buffer = bytearray(PREFIX_BYTES)
         self._encoder.encode_into(message, buffer, PREFIX_BYTES)
         if len(buffer) > MAX_FRAME_BYTES:
-            raise FrameError(
-                "oversized", f"{len(buffer)} bytes of kind {kind}, the limit is {MAX_FRAME_BYTES}"
-            )
+            raise FrameError("oversized", f"{len(buffer)} bytes of kind {kind}, the limit is {MAX_FRAME_BYTES}")
         _PREFIX.pack_into(
             buffer, 0, PROTOCOL_VERSION, kind, scope, self._role, self._index, self._generation,
             target_index, target_generation, self._instance_id,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
+
 from sglmt.messages.columns import (
     Batch,
     DictOfObjects,
@@ -35,6 +37,7 @@ class BatchTokenIDOutput(Batch, kw_only=True, omit_defaults=True):
     output_ids: Annotated[RaggedColumn, Ragged("I")]
     text_specs: Annotated[dict[int, TextSpec], Sparse()] = {}
     finish_reasons: Annotated[dict[int, FinishReason], Sparse()] = {}
+    on_trial: Annotated[dict[int, bool], Sparse()] = {}  # suspected of killing the engine, about to run alone
     rids: Annotated[list[str | None] | None, Objects()] = None
     output_logprobs: Annotated[dict[int, TokenLogprobs], Sparse()] = {}
     input_logprobs: Annotated[dict[int, TokenLogprobs], Sparse()] = {}
@@ -68,3 +71,10 @@ class BatchEmbeddingOutput(Batch, kw_only=True, omit_defaults=True):
     time_stats: Annotated[list[dict[str, float] | None] | None, Objects()] = None
     customized_info: Annotated[dict[str, list[object]] | None, DictOfObjects()] = None
     weight_version: Annotated[str | None, Shared()] = None
+
+
+@message(22, Scope.PEER)
+class ForgetRequests(msgspec.Struct, kw_only=True):
+    """These keys have ended without a row (their worker no longer wants them): drop their text state."""
+
+    keys: list[int]

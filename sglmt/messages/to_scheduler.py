@@ -20,11 +20,11 @@ class TokenizedGenerateReqInput(msgspec.Struct, kw_only=True, omit_defaults=True
     key: int
     attempt: int
     rid: str
+    group: int  # key of the first of the requests that share this rid (`n` > 1)
     input_ids: bytes
     sampling: SamplingParams
     text: TextSpec
     prefix_ids: bytes = b""
-    prefix_logprobs: list[float | None] | None = None
     logprobs: LogprobSpec | None = None
     confirm_admission: bool = False
     priority: int = 0
@@ -40,7 +40,9 @@ class TokenizedEmbeddingReqInput(msgspec.Struct, kw_only=True, omit_defaults=Tru
     key: int
     attempt: int
     rid: str
+    group: int
     input_ids: bytes
+    priority: int = 0
     deadline_s: float | None = None
     resubmits: int = 0
 

@@ -12,7 +12,8 @@ import msgspec
 
 SCHEMA_VERSION = 1
 
-InstanceState = Literal["starting", "running", "degraded", "draining", "stopping", "stale"]
+# stale: its owner is gone, only its files are left. unreachable: the owner runs and does not answer.
+InstanceState = Literal["starting", "running", "degraded", "draining", "stopping", "stale", "unreachable"]
 
 
 class LastExit(msgspec.Struct, frozen=True, kw_only=True):

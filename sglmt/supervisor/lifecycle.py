@@ -414,7 +414,6 @@ def _gone(turn: _Turn, text: str, exit_code: int | None, signal: int | None) -> 
         turn.go(State.STOPPED, pid=None)
     elif asked:
         turn.say("info", f"ended: {text}; restart now, as asked")
-        turn.change(pid=None)
         _spawn(turn)
     else:
         _died(turn, f"{life.trouble}; ended with {text}" if life.trouble else text, exit_code)

@@ -1,58 +1,39 @@
-"""Chat messages to a prompt: the model's own Jinja template, in a sandbox, with bounds.
+"""Chat messages to a prompt: the model's own Jinja template, with bounds.
 
-Runs in the tokenizer workers; owns one compiled template. A template comes from a model file, so it is untrusted:
-it runs in an immutable sandbox (no attribute that reaches Python internals, ranges bounded by the sandbox) and
-its output is counted while it is produced. The environment follows the conventions that templates are written for
-(block trimming, loop controls, `tojson`, `raise_exception`, `strftime_now`, generation blocks).
+Runs in the tokenizer workers; owns one compiled template. The output is the one that the model was trained
+with: the conventions of the environment (`template_sandbox`) are those templates are written for.
 """
 
 from __future__ import annotations
 
-import datetime
-import json
-import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 
 from sglmt.errors import ChatTemplateError
+from sglmt.tokenizer.template_sandbox import MAX_CHARS, TICK, Budget, compile_template
 
-MAX_RENDERED_CHARS = 64 * 1024 * 1024
 MAX_RENDER_S = 10.0
 
 Message = dict[str, Any]
 
-
-class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` marks assistant text for training; here its content passes through."""
-
-    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
-
-    def _content(self, caller: Callable[[], str]) -> str:
-        return caller()
+# Marks the end of the message to continue. The space at its end tells whether the template trims messages.
+_HERE = "@@sglmt-continue-here@@ "
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate:
     """One compiled template. `special_tokens` are its variables bos_token, eos_token and the like.
 
-    `max_chars` and `max_seconds` bound a single rendering. Raises ChatTemplateError when it does not compile.
+    `max_chars` and `max_seconds` bound a single rendering. Raises ChatTemplateError when it does not
+    compile.
     """
 
     def __init__(
         self,
         source: str,
         special_tokens: dict[str, str],
-        max_chars: int = MAX_RENDERED_CHARS,
+        max_chars: int = MAX_CHARS,
         max_seconds: float = MAX_RENDER_S,
     ) -> None:
         self.source = source
@@ -60,7 +41,7 @@ class ChatTemplate:
         self._max_chars = max_chars
         self._max_seconds = max_seconds
         try:
-            self._template = _environment().from_string(source)
+            self._template = compile_template(source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise ChatTemplateError(f"the chat template does not compile: {error}") from error
 
@@ -72,29 +53,33 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **kwargs: Any,
     ) -> str:
-        """The prompt for `messages`.
+        """The prompt for `messages`; `kwargs` are further variables of the template.
 
-        `continue_final_message` ends the prompt inside the last message instead of opening a new one; it excludes
-        `add_generation_prompt`. Raises ChatTemplateError with the template's own message, or naming the bound.
+        `continue_final_message` ends the prompt inside the last message instead of opening a new one,
+        whatever `add_generation_prompt` says. Raises ChatTemplateError with the template's own message, or
+        naming the bound.
         """
+        messages = [_with_reasoning_names(message) for message in messages]
         if continue_final_message:
-            add_generation_prompt = False
-            if not messages:
-                raise ChatTemplateError("there is no final message to continue: messages is empty")
+            messages = _marked(messages)
         variables = {
+            "documents": None,
             **self._special_tokens,
             **kwargs,
             "messages": messages,
             "tools": tools,
-            "documents": kwargs.get("documents"),
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
         prompt = self._run(variables)
-        return _cut_after_final_message(prompt, messages[-1]) if continue_final_message else prompt
+        return _cut_at_mark(prompt) if continue_final_message else prompt
 
     def _run(self, variables: dict[str, Any]) -> str:
+        budget = Budget(self._max_chars, self._max_seconds)
+        parts: list[str] = []
         try:
-            return "".join(self._bounded(self._template.generate(variables)))
+            for part in self._template.generate({**variables, TICK: budget.tick}):
+                budget.spend(len(part))
+                parts.append(part)
         except ChatTemplateError:
             raise
         except jinja2.TemplateError as error:
@@ -103,68 +88,43 @@ class ChatTemplate:
             raise ChatTemplateError("the chat template recurses too deeply") from error
         except Exception as error:  # the template applied an operation to data of the wrong shape
             raise ChatTemplateError(f"the chat template cannot use these messages: {error}") from error
-
-    def _bounded(self, parts: Iterator[str]) -> Iterator[str]:
-        total = 0
-        deadline = time.monotonic() + self._max_seconds
-        for part in parts:
-            total += len(part)
-            if total > self._max_chars:
-                raise ChatTemplateError(f"the chat template's output exceeds {self._max_chars} characters")
-            if time.monotonic() > deadline:
-                raise ChatTemplateError(f"the chat template took longer than {self._max_seconds:g} seconds")
-            yield part
+        return "".join(parts)
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = _now
-    return environment
+def _with_reasoning_names(message: Message) -> Message:
+    """A message's reasoning under the two names that templates read it by, whichever the client used."""
+    found = next((message[name] for name in _REASONING_NAMES if message.get(name) is not None), None)
+    return message if found is None else {"thinking": found, **message, "reasoning_content": found}
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without the HTML escaping of Jinja's own filter."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise(message: str) -> None:
-    raise ChatTemplateError(str(message))
-
-
-def _now(pattern: str) -> str:
-    return datetime.datetime.now().strftime(pattern)
-
-
-def _cut_after_final_message(prompt: str, message: Message) -> str:
-    """The prompt up to the end of the last message's text, which the template may have trimmed."""
-    text = _final_text(message)
-    for candidate in (text, text.strip()):
-        position = prompt.rfind(candidate) if candidate else -1
-        if position >= 0:
-            return prompt[: position + len(candidate)]
-    raise ChatTemplateError(
-        "the final message cannot be continued: the chat template does not write its text as given"
-    )
-
-
-def _final_text(message: Message) -> str:
-    content = message.get("content")
+def _marked(messages: list[Message]) -> list[Message]:
+    """The messages, the text of the last one ending in a mark."""
+    if not messages:
+        raise ChatTemplateError("there is no final message to continue: messages is empty")
+    last = dict(messages[-1])
+    content = last.get("content")
     if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        for part in reversed(content):
-            if isinstance(part, dict) and isinstance(part.get("text"), str):
-                return str(part["text"])
+        last["content"] = content + _HERE
+    elif isinstance(content, list):
+        last["content"] = _marked_parts(content)
+    else:
+        raise ChatTemplateError("the final message cannot be continued: it has no text")
+    return [*messages[:-1], last]
+
+
+def _marked_parts(parts: list[Any]) -> list[Any]:
+    for index in range(len(parts) - 1, -1, -1):
+        part = parts[index]
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            return [*parts[:index], {**part, "text": part["text"] + _HERE}, *parts[index + 1 :]]
     raise ChatTemplateError("the final message cannot be continued: it has no text")
+
+
+def _cut_at_mark(prompt: str) -> str:
+    position = prompt.rfind(_HERE.rstrip(" "))
+    if position < 0:
+        raise ChatTemplateError(
+            "the final message cannot be continued: the chat template does not write its text as given"
+        )
+    kept = prompt[:position]
+    return kept if prompt.startswith(_HERE, position) else kept.rstrip()

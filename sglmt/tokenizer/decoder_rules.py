@@ -1,10 +1,11 @@
 """What a tokenizer's decoder does to one token, compiled from the decoder section of its `tokenizer.json`.
 
-Runs wherever a token table is built or a single token is displayed; owns nothing. A decoder is a chain of stages
-over the list of tokens. Nearly all of them treat tokens one by one, with an exception for the first one; the
-chain is folded here into one function of `(token, is it the first?)`. What works across tokens (bytes that form
-a character together, spaces stripped from the start of the whole text) is declared as data and carried out by
-the incremental detokenizer. A stage that cannot be expressed so is refused by name rather than approximated.
+Runs wherever a token table is built or a single token is displayed; owns nothing. A decoder is a chain of
+stages over the list of tokens. Nearly all of them treat tokens one by one, with an exception for the first
+one; the chain is folded here into one function of `(token, is it the first?)`. What works across tokens
+(bytes that form a character together, spaces stripped from the start of the whole text) is declared as data
+and carried out by the incremental detokenizer. A stage that cannot be expressed so is refused by name rather
+than approximated.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ _WORDPIECE_CLEANUP = (
 class DecoderRules:
     """A compiled decoder.
 
-    `mode` is "bytes" when all tokens are pieces of one UTF-8 stream (byte-level vocabularies), "text" otherwise.
-    `byte_fallback`: tokens `<0xNN>` stand for single bytes. `first_matters`: a token reads differently at the
-    start of the text. `separates`: the decoder puts a space between tokens. Up to `strip_start` leading
-    `strip_char` are removed from the whole text.
+    `mode` is "bytes" when all tokens are pieces of one UTF-8 stream (byte-level vocabularies), "text"
+    otherwise. `byte_fallback`: tokens `<0xNN>` stand for single bytes. `first_matters`: a token reads
+    differently at the start of the text. `separates`: the decoder puts a space between tokens. Up to
+    `strip_start` leading `strip_char` are removed from the whole text.
     """
 
     mode: Literal["bytes", "text"]
@@ -63,7 +64,9 @@ class DecoderRules:
         return self.finish_piece(token, first)
 
     def finish_piece(self, text: str, first: bool) -> str:
-        """Apply the stages that follow byte fallback, to a token's text or to a character made of byte tokens."""
+        """Apply the stages that follow byte fallback, to a token's text or to a character made of byte
+        tokens.
+        """
         for stage in self.after:
             text = stage(text, first)
         return text
@@ -123,7 +126,7 @@ class _Builder:
             self._byte_fallback = True
         elif kind == "Strip" and self._fused and not (stage["stop"] or self._strip[1]):
             self._strip = (stage["content"], stage["start"])
-        elif self._fused:
+        elif self._fused and not (self._mode == "text" and _replaces_one_char(stage) and not self._strip[1]):
             raise _refusal(stage)
         else:
             self._add_per_token(stage)
@@ -131,10 +134,9 @@ class _Builder:
     def _add_per_token(self, stage: dict[str, Any]) -> None:
         kind = stage["type"]
         if kind == "Replace" and "String" in stage["pattern"]:
-            pattern = stage["pattern"]["String"]
-            if self._byte_fallback and len(pattern) != 1:
+            if self._byte_fallback and not _replaces_one_char(stage):
                 raise _refusal(stage)
-            self._append(_replace(pattern, stage["content"]))
+            self._append(_replace(stage["pattern"]["String"], stage["content"]))
         elif kind == "Metaspace":
             drops_first = stage.get("prepend_scheme", "always") != "never"
             self._first_matters |= drops_first
@@ -162,11 +164,17 @@ class _Builder:
         )
 
 
+def _replaces_one_char(stage: dict[str, Any]) -> bool:
+    """Replacing a single character means the same on the pieces of a text as on the whole."""
+    return stage["type"] == "Replace" and len(stage["pattern"].get("String", "")) == 1
+
+
 def _refusal(stage: dict[str, Any]) -> ModelError:
     shown = msgspec.json.encode(stage).decode()[:120]
     return ModelError(
         f"the tokenizer's decoder has a stage that cannot be decoded token by token: {shown}; "
-        "pass --tokenizer-path with a tokenizer whose decoder is byte-level, Metaspace, byte-fallback or WordPiece"
+        "pass --tokenizer-path with a tokenizer whose decoder is byte-level, Metaspace, byte-fallback or "
+        "WordPiece"
     )
 
 

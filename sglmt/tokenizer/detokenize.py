@@ -1,12 +1,13 @@
 """Token ids to text, incrementally: what each new token adds, and nothing that a later token could change.
 
-Runs in the detokenizer process, one small object per request (and per choice of a request). Owns the request's
-unfinished character. The joined output of all pushes and `finish` is the tokenizer's own decode of all ids,
-whatever the grouping; no half character is ever emitted and time is linear in the number of tokens.
+Runs in the detokenizer process, one small object per request (and per choice of a request). Owns the
+request's unfinished character. The joined output of all pushes and `finish` is the tokenizer's own decode of
+all ids, whatever the grouping; no half character is ever emitted and time is linear in the number of tokens.
 
-One known difference, which no stream can avoid: in vocabularies with byte fallback, the library replaces every
-byte of a run of byte tokens that is not valid UTF-8 as a whole. Characters of that run that were complete before
-the first invalid byte have been emitted here; from that byte on the run is replaced byte by byte, as there.
+One known difference, which no stream can avoid: in vocabularies with byte fallback, the library replaces
+every byte of a run of byte tokens that is not valid UTF-8 as a whole. Characters of that run that were
+complete before the first invalid byte have been emitted here; from that byte on the run is replaced byte by
+byte, as there.
 """
 
 from __future__ import annotations
@@ -31,13 +32,23 @@ class TokenIdError(SglmtError):
 class IncrementalDetokenizer:
     """The text of one growing sequence of token ids.
 
-    With `skip_special_tokens` special tokens add no text. `spaces_between_special_tokens=False` leaves out the
-    space that a WordPiece (or missing) decoder puts between two special tokens that follow each other; other
-    decoders put none.
+    With `skip_special_tokens` special tokens add no text. `spaces_between_special_tokens=False` leaves out
+    the space that a WordPiece (or missing) decoder puts between two special tokens that follow each other;
+    other decoders put none.
     """
 
-    __slots__ = ("_clean", "_direct", "_first", "_pending", "_poisoned", "_skips", "_special_before", "_strip",
-                 "_table", "_tight")  # fmt: skip
+    __slots__ = (
+        "_clean",
+        "_direct",
+        "_first",
+        "_pending",
+        "_poisoned",
+        "_skips",
+        "_special_before",
+        "_strip",
+        "_table",
+        "_tight",
+    )
 
     def __init__(
         self, table: TokenTable, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
@@ -54,7 +65,9 @@ class IncrementalDetokenizer:
         self._direct = table.blank if self._first or self._strip else self._clean
 
     def push_one(self, token_id: int) -> str:
-        """The text that this id makes certain, maybe empty. Raises TokenIdError, leaving the state as it was."""
+        """The text that this id makes certain, maybe empty. Raises TokenIdError, leaving the state as it
+        was.
+        """
         try:
             if token_id >= 0:
                 text = self._direct[token_id]
@@ -96,11 +109,8 @@ class IncrementalDetokenizer:
         special = token_id in table.special
         if token_id in table.ignored or (special and self._skips):
             return ""
-        if table.rules.mode == "bytes":
-            text = self._push_bytes(token_id)
-        else:
-            text = self._push_text(token_id, special)
-        return self._emit(text)
+        in_bytes = table.rules.mode == "bytes"
+        return self._emit(self._push_bytes(token_id) if in_bytes else self._push_text(token_id, special))
 
     def _emit(self, text: str) -> str:
         """Strip the start of the text, then choose what the next id is looked up in."""
@@ -126,14 +136,17 @@ class IncrementalDetokenizer:
 
     def _push_text(self, token_id: int, special: bool) -> str:
         table = self._table
-        token = table.tokens[token_id] or ""
-        piece = table.rules.piece(token, self._first and not self._pending)
+        piece: str | int | None
+        if self._first and not self._pending:
+            piece = table.rules.piece(table.tokens[token_id] or "", True)
+        else:
+            piece = table.raw[token_id][0] if token_id in table.raw else table.keep[token_id]
         if isinstance(piece, int):
             return self._push_byte(piece)
         if special and self._special_before:
-            piece = token
+            piece = table.tokens[token_id]
         self._special_before = special and self._tight
-        text = _REPLACEMENT * len(self._pending) + piece
+        text = _REPLACEMENT * len(self._pending) + (piece or "")
         self._pending, self._poisoned, self._first = b"", False, False
         return text
 

@@ -1,7 +1,8 @@
 """Encoders behind one small interface: the tokenizers library, and fastokens once it has proven itself.
 
-Used by `loading`. fastokens is several times faster and optional; it is trusted only after it gave the same ids as
-the library on a corpus that covers what tokenizers commonly disagree on. Both encode on the calling thread.
+Used by `loading`. fastokens is several times faster and optional; it is trusted only after it gave the same
+ids as the library on a corpus that covers what tokenizers commonly disagree on. Both encode on the calling
+thread.
 """
 
 from __future__ import annotations
@@ -65,9 +66,7 @@ class FastokensEncoder:
         return [self.encode(text, add_special_tokens) for text in texts]
 
 
-def prove_fastokens(
-    tokenizer_file: str | None, library: tokenizers.Tokenizer
-) -> tuple[FastokensEncoder | None, str]:
+def prove_fastokens(tokenizer_file: str | None, library: tokenizers.Tokenizer) -> tuple[FastokensEncoder | None, str]:
     """A fastokens encoder that agrees with the library on the corpus, or None and the reason in one line."""
     if tokenizer_file is None:
         return None, "there is no tokenizer file to load"

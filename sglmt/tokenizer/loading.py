@@ -1,8 +1,8 @@
 """The tokenizer that a process holds: text to ids, ids to text, and what a single id looks like.
 
 Used by tokenizer workers and the detokenizer; reads the files the resolver wrote and nothing else, and never
-imports transformers. Long texts are encoded through the batch call, which releases the interpreter lock, so that a
-thread can carry them while the event loop serves others.
+imports transformers. Long texts are encoded through the batch call, which releases the interpreter lock, so
+that a thread can carry them while the event loop serves others.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ class Tokenizer:
         self.special_ids = frozenset(
             index for text in special_texts if (index := library.token_to_id(text)) is not None
         )
-        highest = max(library.get_vocab(with_added_tokens=True).values(), default=-1)
-        self.vocab_size = max(info.vocab_size, highest + 1)
+        self.vocab_size = max(info.vocab_size, library.get_vocab_size(with_added_tokens=True), *(i + 1 for i in added))
         self.rules: DecoderRules = compile_rules(
             library.decoder.__getstate__() if library.decoder is not None else None
         )
@@ -52,7 +51,9 @@ class Tokenizer:
                 self._encoder, self.backend = fast, "fastokens"
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text; with `add_special_tokens` also what the tokenizer puts around one (BOS, EOS …)."""
+        """The ids of a text; with `add_special_tokens` also what the tokenizer puts around one (BOS, EOS
+        …).
+        """
         return self._encoder.encode(text, add_special_tokens)
 
     def encode_many(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:

@@ -1,9 +1,9 @@
 """Stop strings in streamed text: what may be emitted, and where the first stop string ends.
 
-Runs in the detokenizer, one small matcher per request that has stop strings. The automaton (Aho and Corasick,
-1975) is immutable and can be shared. Text is held back only while it could still be the beginning of a stop
-string, to the character; every character is looked at a constant number of times on average, so time is linear
-in the text whatever the stop strings are.
+Runs in the detokenizer, one small matcher per request that has stop strings. The automaton (Aho and
+Corasick, 1975) is immutable and can be shared. Text is held back only while it could still be the beginning
+of a stop string, to the character; every character is looked at a constant number of times on average, so
+time is linear in the text whatever the stop strings are.
 
 The match reported is the one that ends first; of those that end at the same character, the longest.
 """
@@ -16,7 +16,9 @@ from collections.abc import Sequence
 
 
 class StopAutomaton:
-    """All stop strings of a request compiled together. State 0 is "nothing begun"; empty strings are ignored."""
+    """All stop strings of a request compiled together. State 0 is "nothing begun"; empty strings are
+    ignored.
+    """
 
     __slots__ = ("begin", "depth", "fail", "goto", "match", "owner", "stops")
 
@@ -68,15 +70,17 @@ class StopAutomaton:
 
 
 class StopMatcher:
-    """The search of one request. `matched` is the stop string found, or None; after a match nothing is emitted.
+    """The search of one request. `matched` is the stop string found, or None; after a match nothing is
+    emitted.
 
     With `keep` (the request's "no trim") the stop string is emitted too and nothing is ever held back.
     """
 
-    __slots__ = ("_automaton", "_keep", "_state", "matched")
+    __slots__ = ("_automaton", "_begins", "_keep", "_state", "matched")
 
     def __init__(self, stops: Sequence[str] | StopAutomaton, keep: bool = False) -> None:
         self._automaton = stops if isinstance(stops, StopAutomaton) else StopAutomaton(stops)
+        self._begins = self._automaton.begin.search
         self._keep = keep
         self._state = 0
         self.matched: str | None = None
@@ -90,6 +94,8 @@ class StopMatcher:
 
     def feed(self, text: str) -> str:
         """The text that may be emitted now that `text` has arrived; sets `matched`."""
+        if not self._state and self._begins(text) is None:
+            return text  # nothing begun (after a match the state is never 0)
         if self.matched is not None:
             return ""
         before = self._automaton.depth[self._state]
@@ -106,7 +112,8 @@ class StopMatcher:
     def flush(self) -> str:
         """The text held back, at the end of the output: it was real text after all."""
         held = self.held
-        self._state = 0
+        if self.matched is None:
+            self._state = 0
         return held
 
     def _advance(self, text: str) -> tuple[int, int, str | None]:
@@ -133,7 +140,7 @@ class StopMatcher:
         return start, length, None
 
     def _joined(self, state: int, held: int, text: str, kept: int) -> str:
-        """What was held in `state` followed by `text`, up to `kept` characters of text (negative: of the held)."""
+        """What was held in `state`, then `text` up to `kept` characters (negative: fewer of the held)."""
         if not held:
             return text[:kept] if kept >= 0 else ""
         prefix = self._automaton.stops[self._automaton.owner[state]]

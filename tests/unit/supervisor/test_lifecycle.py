@@ -36,6 +36,7 @@ from sglmt.supervisor.lifecycle import (
     StopRequested,
     Tick,
     Wanted,
+    _Turn,
     new_life,
     step,
 )
@@ -398,6 +399,11 @@ def test_a_heartbeat_verdict_about_a_stopping_process_changes_nothing() -> None:
     assert r.actions == []
 
 
+def test_start_is_no_excuse_for_a_hung_process_being_ended() -> None:
+    r = Replay().running().feed(HeartbeatLost(1, "hung"), StartRequested()).exits(sig=9)
+    assert (r.life.state, len(r.life.deaths)) == (State.BACKOFF, 1)
+
+
 def test_stop_while_a_hung_process_is_being_replaced() -> None:
     r = Replay().running().feed(HeartbeatLost(1, "hung"))
     r.feed(StopRequested(r.now_s + 60)).exits(sig=15)
@@ -418,10 +424,10 @@ def test_stop_is_term_then_kill_at_the_deadline() -> None:
 
 
 def test_stop_during_backoff_cancels_the_restart() -> None:
-    r = Replay().backoff().feed(StopRequested(r_deadline := 105.0))
+    r = Replay().backoff().feed(StopRequested(105.0))
     assert r.life.state is State.STOPPED
     assert r.life.wake_at_s is None
-    assert r.feed(Tick(), after_s=r_deadline).actions == []
+    assert r.feed(Tick(), after_s=100.0).actions == []
 
 
 @pytest.mark.parametrize("event", [StopRequested(1000.0), DrainRequested(1000.0)])
@@ -470,6 +476,12 @@ def test_the_second_signal_means_now_and_escalates_once() -> None:
     assert r.feed(now).signals == [KILL]
     assert r.feed(now).actions == []
     assert r.feed(StopRequested(r.now_s + 1)).actions == []  # nor does the retry come sooner
+
+
+def test_a_kill_in_an_earlier_life_does_not_count_for_this_one() -> None:
+    r = Replay().stopping().wake().exits(sig=9).stopping()
+    assert r.signals == [TERM]
+    assert r.feed(StopRequested(1000.0, now_immediately=True)).signals == [KILL]
 
 
 @pytest.mark.parametrize("state", [State.STARTING, State.RUNNING, State.DRAINING, State.STOPPING])
@@ -548,6 +560,7 @@ def test_restart_drains_and_starts_at_once_uncounted() -> None:
     assert r.did(BeginDrain) == [BeginDrain(1, 130.0)]
     r.exits(1, after_s=2)
     assert r.did(Spawn) == [Spawn(2)]
+    assert r.life.pid is None
     assert (r.life.state, r.life.deaths, r.life.restarts) == (State.STARTING, (), 0)
 
 
@@ -561,7 +574,7 @@ def test_restart_of_a_process_that_does_not_finish() -> None:
 
 def test_restart_of_a_starting_process() -> None:
     r = Replay().starting().feed(RestartRequested(130.0))
-    assert r.signals == [TERM]
+    assert (r.signals, r.life.wake_at_s) == ([TERM], r.now_s + 5)
     assert r.exits(sig=15).did(Spawn) == [Spawn(2)]
 
 
@@ -683,6 +696,18 @@ def test_the_error_tells_the_story() -> None:
         "  100.000 STARTING → RUNNING (Ready)",
         "  102.500 RUNNING → BACKOFF (Exited: signal SIGKILL (9))",
     ]
+
+
+def test_a_transition_outside_the_table_raises_with_the_story() -> None:
+    turn = _Turn(Replay().backoff().life, Tick(), 101.0, lambda: 0.0)
+    with pytest.raises(LifecycleError, match=r"(?s)BACKOFF → RUNNING, which is no .*STOPPED → STARTING"):
+        turn.go(State.RUNNING)
+
+
+def test_a_negative_exit_code_is_read_as_its_signal() -> None:
+    last = Replay().starting().exits(-9).life.last_exit
+    assert last is not None
+    assert (last.exit_code, last.signal) == (None, 9)
 
 
 def test_the_story_is_bounded() -> None:

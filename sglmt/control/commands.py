@@ -1,0 +1,127 @@
+"""The commands of the control socket: each is a message, its execution and its help, in one place.
+
+Runs in the supervisor when a request arrives; clients use the same classes to ask. A command is a struct
+(its fields are the arguments) with an `execute` that answers at once: whatever takes time is only begun here.
+`Subscribe` is declared here and carried out by the server, because it is the one that streams.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+
+from sglmt.control.protocol import ControlError, Controlled, Pong, RecentLog, StopAccepted
+from sglmt.status.snapshot import InstanceSnapshot
+from sglmt.supervisor.logs import RING_LINES, LogSink
+
+MAX_DRAIN_S = 86_400.0
+
+
+@dataclass(frozen=True)
+class Context:
+    """What commands act on. `drain_s` is the configured drain time."""
+
+    instance: Controlled
+    logs: LogSink
+    drain_s: float
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all commands. `result_type` is what the reply's result decodes to."""
+
+    name: ClassVar[str]
+    help: ClassVar[str]
+    result_type: ClassVar[Any]
+
+    def execute(self, context: Context) -> Any:
+        """Answer at once. Raises SglmtError to refuse."""
+        raise NotImplementedError
+
+
+class Ping(Command, frozen=True, kw_only=True):
+    """Who answers here."""
+
+    name: ClassVar[str] = "ping"
+    help: ClassVar[str] = "Say which instance this is."
+    result_type: ClassVar[Any] = Pong
+
+    def execute(self, context: Context) -> Pong:
+        """Identity only."""
+        snapshot = context.instance.snapshot()
+        return Pong(instance_id=snapshot.instance_id, pid=snapshot.pid, version=snapshot.version)
+
+
+class Status(Command, frozen=True, kw_only=True):
+    """Everything about the instance now."""
+
+    name: ClassVar[str] = "status"
+    help: ClassVar[str] = "The snapshot of the instance."
+    result_type: ClassVar[Any] = InstanceSnapshot
+
+    def execute(self, context: Context) -> InstanceSnapshot:
+        """The supervisor's own snapshot."""
+        return context.instance.snapshot()
+
+
+class Stop(Command, frozen=True, kw_only=True):
+    """Stop the instance: `drain_s` seconds for running requests (None: as configured); `now`: none."""
+
+    name: ClassVar[str] = "stop"
+    help: ClassVar[str] = "Begin to stop; answers when accepted, not when done."
+    result_type: ClassVar[Any] = StopAccepted
+
+    drain_s: float | None = None
+    now: bool = False
+
+    def execute(self, context: Context) -> StopAccepted:
+        """Hand the request to the supervisor. Raises ControlError for an absurd drain time."""
+        if self.drain_s is not None and not 0 <= self.drain_s <= MAX_DRAIN_S:
+            raise ControlError(f"drain_s {self.drain_s:g}: between 0 and {MAX_DRAIN_S:g} seconds expected")
+        context.instance.request_stop(self.drain_s, self.now)
+        granted_s = context.drain_s if self.drain_s is None else self.drain_s
+        return StopAccepted(drain_s=0.0 if self.now else granted_s)
+
+
+class Logs(Command, frozen=True, kw_only=True):
+    """The last `lines` log lines, of one source (`role` or `role:index`) or of all."""
+
+    name: ClassVar[str] = "logs"
+    help: ClassVar[str] = "The last log lines."
+    result_type: ClassVar[Any] = RecentLog
+
+    lines: int = RING_LINES
+    source: str | None = None
+
+    def execute(self, context: Context) -> RecentLog:
+        """From the ring kept in memory."""
+        return RecentLog(lines=context.logs.recent(max(0, self.lines), self.source), dropped=context.logs.dropped)
+
+
+class Subscribe(Command, frozen=True, kw_only=True):
+    """Stream events: the last `backlog` lines, then new ones; a snapshot every `snapshot_every_s` (0: none)."""
+
+    name: ClassVar[str] = "subscribe"
+    help: ClassVar[str] = "Stream log lines and snapshots, one JSON object a line."
+    result_type: ClassVar[Any] = None
+
+    logs: bool = True
+    source: str | None = None
+    backlog: int = 0
+    snapshot_every_s: float = 0.0
+
+
+COMMANDS: dict[str, type[Command]] = {command.name: command for command in (Ping, Status, Stop, Logs)}
+
+
+def decode_command(name: str, args: msgspec.Raw) -> Command:
+    """The command a request means. Raises ControlError for an unknown one or for arguments it does not take."""
+    command = Subscribe if name == Subscribe.name else COMMANDS.get(name)
+    if command is None:
+        known = ", ".join(sorted([*COMMANDS, Subscribe.name]))
+        raise ControlError(f"unknown command {name[:80]!r}; known are {known}")
+    try:
+        return msgspec.json.decode(args, type=command)
+    except msgspec.MsgspecError as error:
+        raise ControlError(f"command {name}: {error}") from error

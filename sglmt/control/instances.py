@@ -1,0 +1,164 @@
+"""Instances as commands see them: found in the run directories, asked over their control sockets.
+
+Runs in `sglmt status`, `stop` and `logs`. Owns nothing; an instance whose supervisor is gone is shown as stale,
+one whose supervisor runs but does not answer as unreachable. Nothing is guessed from process names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+from sglmt.control.client import call
+from sglmt.control.commands import Status, Stop
+from sglmt.control.protocol import StopAccepted
+from sglmt.errors import AmbiguousInstanceError, DeadlineError, ExitCode, NotRunningError
+from sglmt.ipc.process_identity import pid_namespace
+from sglmt.status.snapshot import InstanceSnapshot, InstanceState, WorkersSnapshot
+from sglmt.supervisor.rundir import CONTROL_SOCKET, FoundInstance, find_instances, read_record
+
+POLL_EVERY_S = 0.02
+STOP_GRACE_S = 30.0  # beyond the drain time: stages of the stop order, each with its own limit
+ANSWER_WITHIN_S = 5.0
+
+_EXIT_CODES: dict[InstanceState, ExitCode] = {
+    "running": ExitCode.OK,
+    "starting": ExitCode.STARTING,
+    "degraded": ExitCode.DEGRADED,
+    "draining": ExitCode.STOPPING,
+    "stopping": ExitCode.STOPPING,
+    "stale": ExitCode.NOT_RUNNING,
+    "unreachable": ExitCode.TIMEOUT,
+}
+_WORST_FIRST: tuple[InstanceState, ...] = (
+    "unreachable", "degraded", "starting", "stopping", "draining", "running", "stale",
+)  # fmt: skip
+
+
+def control_socket(found: FoundInstance) -> Path:
+    """Where an instance answers."""
+    return found.path / CONTROL_SOCKET
+
+
+def find(name: str | None, runtime_dir: str | None) -> list[FoundInstance]:
+    """The instances of that name, or all. Raises NotRunningError when a name is given and nothing has it."""
+    found = find_instances(runtime_dir)
+    if name is None:
+        return found
+    named = [one for one in found if one.record.name == name]
+    if not named:
+        known = ", ".join(one.record.name for one in found if one.alive)
+        raise NotRunningError(f"no instance named {name!r} runs" + (f"; running are: {known}" if known else ""))
+    return named
+
+
+def find_one(name: str | None, runtime_dir: str | None) -> FoundInstance:
+    """The one running instance meant. Raises NotRunningError, or AmbiguousInstanceError listing the choices."""
+    alive = [one for one in find(name, runtime_dir) if one.alive]
+    if not alive:
+        raise NotRunningError("no instance runs" if name is None else f"instance {name!r} does not run any more")
+    if len(alive) > 1:
+        choices = ", ".join(f"{one.record.name} ({one.record.url or 'starting'})" for one in alive)
+        raise AmbiguousInstanceError(f"several instances run; name one of them: {choices}")
+    return alive[0]
+
+
+def ask_status(found: FoundInstance, deadline_s: float) -> InstanceSnapshot:
+    """What an instance says of itself; for one that cannot be asked, what its files say."""
+    if not found.alive:
+        return _from_record(found, "stale", "its supervisor is gone; the next launch sweeps what it left")
+    try:
+        answer: InstanceSnapshot = call(control_socket(found), Status(), deadline_s)
+        return answer
+    except NotRunningError:
+        if found.record.process.is_proven_gone():
+            return _from_record(found, "stale", "its supervisor has just gone")
+        return _from_record(found, "starting", "its supervisor does not take commands yet")
+    except DeadlineError:
+        pid = found.record.process.pid
+        return _from_record(found, "unreachable", f"its supervisor (pid {pid}) runs but does not answer")
+
+
+def status_exit_code(snapshots: list[InstanceSnapshot]) -> ExitCode:
+    """Exit code of `sglmt status`: of the worst instance shown; leftovers count only when nothing else is there."""
+    if not snapshots:
+        return ExitCode.NOT_RUNNING
+    worst = min((snapshot.state for snapshot in snapshots), key=_WORST_FIRST.index)
+    return _EXIT_CODES[worst]
+
+
+def stop(found: FoundInstance, drain_s: float | None, now: bool) -> str:
+    """Stop an instance and wait until nothing of it runs; a sentence that says how it went.
+
+    Raises DeadlineError, saying what is left, when it does not end in time; with `now`, a supervisor that does
+    not even answer is killed, and its processes end with it.
+    """
+    started_s = time.monotonic()
+    name = found.record.name
+    try:
+        accepted: StopAccepted = call(
+            control_socket(found), Stop(drain_s=drain_s, now=now), started_s + ANSWER_WITHIN_S
+        )
+        limit_s = accepted.drain_s + STOP_GRACE_S
+    except DeadlineError:
+        if not now:
+            raise DeadlineError(
+                f"{name}: the supervisor (pid {found.record.process.pid}) does not answer; "
+                f"`sglmt stop --now {name}` kills it"
+            ) from None
+        _signal(found, signal.SIGKILL)
+        limit_s = STOP_GRACE_S
+    except NotRunningError:
+        # Too early for its control socket, or just ending: the signal means the same as the command.
+        _signal(found, signal.SIGTERM)
+        limit_s = (drain_s or 0.0) + STOP_GRACE_S
+    if not wait_until_gone(found, started_s + limit_s):
+        raise DeadlineError(f"{name}: still running after {limit_s:.0f} s; {_left(found)}")
+    took_s = time.monotonic() - started_s
+    if read_record(found.path) is not None and _same_run(found):
+        return f"{name}: ended after {took_s:.1f} s, not cleanly; the next launch sweeps {found.path}"
+    return f"{name}: stopped after {took_s:.1f} s"
+
+
+def wait_until_gone(found: FoundInstance, deadline_s: float) -> bool:
+    """Wait until the supervisor is gone and its directory with it (or abandoned). False at the deadline."""
+    process = found.record.process
+    visible = process.pid_namespace == pid_namespace() != 0
+    while True:
+        if process.is_proven_gone() or (not visible and not _same_run(found)):
+            return True
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(POLL_EVERY_S)
+
+
+def _same_run(found: FoundInstance) -> bool:
+    record = read_record(found.path)
+    return record is not None and record.instance_id == found.record.instance_id
+
+
+def _signal(found: FoundInstance, number: signal.Signals) -> None:
+    """Signal the supervisor, if it is still the process that the record means."""
+    process = found.record.process
+    if process.pid_namespace == pid_namespace() and not process.is_proven_gone():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+def _left(found: FoundInstance) -> str:
+    snapshot = ask_status(found, time.monotonic() + 1.0)
+    left = [f"{row.role}:{row.index} (pid {row.pid})" for row in snapshot.processes if row.pid is not None]
+    return "left: " + ", ".join(left) if left else f"the supervisor is pid {found.record.process.pid}"
+
+
+def _from_record(found: FoundInstance, state: InstanceState, reason: str) -> InstanceSnapshot:
+    record = found.record
+    return InstanceSnapshot(
+        name=record.name, instance_id=record.instance_id, pid=record.process.pid, state=state,
+        url=record.url or "", engine="", model="", mode="multi",
+        workers=WorkersSnapshot(requested=0, ready=0), shm=None, processes=[], reason=reason,
+        uptime_s=max(0.0, time.time() - record.started_at_unix_s) if found.alive else 0.0,
+    )  # fmt: skip

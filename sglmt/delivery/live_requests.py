@@ -1,0 +1,90 @@
+"""The worker's side of delivery: the requests it still waits for, and when to say so. Pure.
+
+The worker names its live requests to the scheduler when a peer's generation changed, and regularly while
+there are any (and once more after the last one ended, so that the scheduler can forget). An answer that names
+a request as unknown makes the worker submit it again under a higher attempt, with what it has received.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+LIST_INTERVAL_S = 1.0
+MIN_LIST_GAP_S = 0.02
+
+
+class PeerGenerations(NamedTuple):
+    """The lives a worker depends on, as the state page shows them; 0: none now."""
+
+    scheduler: int
+    router: int
+    detokenizers: tuple[int, ...]
+
+
+class ListClock:
+    """Decides when the next list is due. No clock of its own."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._last_sent_s = float("-inf")
+        self._last_named_any = False
+        self._seen: PeerGenerations | None = None
+        self._urgent = False
+
+    def next_number(self) -> int:
+        """The number of the list that is made now; rises with every list of this life."""
+        self._number += 1
+        return self._number
+
+    def mark_urgent(self) -> None:
+        """Something is missing: send a list soon."""
+        self._urgent = True
+
+    def is_due(self, now_s: float, peers: PeerGenerations, live: int) -> bool:
+        """Whether a list should be sent now, with `live` requests waiting."""
+        if peers != self._seen:
+            self._seen = peers
+            self._urgent = True
+        if not live and not self._last_named_any:
+            self._urgent = False
+            return False
+        elapsed_s = now_s - self._last_sent_s
+        return elapsed_s >= LIST_INTERVAL_S or (self._urgent and elapsed_s >= MIN_LIST_GAP_S)
+
+    def sent(self, now_s: float, live: int) -> None:
+        """A list naming `live` requests was sent."""
+        self._last_sent_s = now_s
+        self._last_named_any = live > 0
+        self._urgent = False
+
+
+class ResubmitBudget:
+    """How often a request may be submitted again without a new token in between."""
+
+    __slots__ = ("_limit", "_tokens_at_last", "resubmits")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._tokens_at_last = 0
+        self.resubmits = 0
+
+    def spend(self, tokens: int) -> bool:
+        """Count one resubmission with `tokens` received so far; False when the limit is passed."""
+        if tokens > self._tokens_at_last:
+            self.resubmits = 0
+        self._tokens_at_last = tokens
+        self.resubmits += 1
+        return self.resubmits <= self._limit
+
+
+def columns_of_list(rows: Iterable[tuple[int, int, int]]) -> tuple[list[int], list[int], list[int]]:
+    """(keys, attempts, offsets) of (key, attempt, offset) rows."""
+    keys: list[int] = []
+    attempts: list[int] = []
+    offsets: list[int] = []
+    for key, attempt, offset in rows:
+        keys.append(key)
+        attempts.append(attempt)
+        offsets.append(offset)
+    return keys, attempts, offsets

@@ -1,0 +1,263 @@
+"""The simulator engine: deterministic tokens at a set pace. Runs in the scheduler process; talks to nobody.
+
+For load tests and demonstrations, never the default: clients are told (`is_simulator`). The next id depends
+only on the seed and the ids so far, so a request continued after a crash ends up with the ids it would have had.
+All running requests advance by one token at every tick of one shared clock; a late loop gets one token, not a
+burst.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from sglmt import __version__
+from sglmt.engines.base import Capability, EngineInfo, EngineOutput, EngineRequest
+from sglmt.engines.token_source import (
+    INCREMENT,
+    MASK,
+    MULTIPLIER,
+    STATE_SHIFT,
+    chosen_logprob,
+    embedding_of,
+    fold,
+    initial_state,
+    logprob_of,
+    top_logprobs,
+)
+from sglmt.errors import EngineError, EngineRefusal
+from sglmt.messages.sampling import LogprobSpec, TokenLogprobs
+
+_NAME = "simulator"
+_LARGEST_ID = 2**32 - 1  # what a message column can carry
+
+# What sampling settings would change has no meaning without a model: accepted and without effect.
+_CAPABILITIES = {
+    **dict.fromkeys(("temperature", "top_p", "top_k", "min_p", "penalties", "logit_bias"), Capability.APPROXIMATE),
+    **dict.fromkeys(("chosen_logprobs", "top_logprobs", "token_ids_logprobs", "prompt_logprobs"), Capability.EXACT),
+    **dict.fromkeys(("seed", "stop_token_ids", "min_new_tokens", "embeddings"), Capability.EXACT),
+    **dict.fromkeys(("json_schema", "regex", "ebnf", "lora"), Capability.REFUSED),
+    **dict.fromkeys(
+        ("continue.greedy", "continue.sampled", "continue.seed", "continue.penalties", "continue.logprobs"),
+        Capability.EXACT,
+    ),
+    "continue.grammar": Capability.REFUSED,
+}
+
+
+class _Running:
+    """One request: its hash state, its output position and where it ends."""
+
+    __slots__ = ("ends", "input_logprobs", "key", "limit", "logprobs", "min_new", "position", "state")
+
+    def __init__(self, request: EngineRequest, state: int, limit: int, ends: frozenset[int]) -> None:
+        self.key = request.key
+        self.state = state
+        self.position = len(request.prefix_ids)  # output ids so far
+        self.limit = limit
+        self.min_new = request.sampling.min_new_tokens
+        self.ends = ends
+        self.logprobs = request.logprobs
+        self.input_logprobs: TokenLogprobs | None = None
+
+
+class SimulatorEngine:
+    """An `Engine` without a model.
+
+    `step_s`: seconds between ticks, 0: every `step` is a tick. `script`: ids to emit instead of seeded ones, by
+    output position, from the beginning again when used up; they may be ids no tokenizer knows (a negative one
+    is sent as the largest a message can carry). Seeded ids are never special or EOS ids, so only the token
+    limit, a stop token id, or an EOS id in the script ends a request.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        context_length: int,
+        eos_token_ids: Iterable[int],
+        special_token_ids: Iterable[int],
+        step_s: float,
+        seed: int,
+        script: Sequence[int] | None,
+        max_total_tokens: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises EngineError when the vocabulary has no id that may be emitted or the script is empty."""
+        self._eos = frozenset(eos_token_ids)
+        excluded = self._eos.union(special_token_ids)
+        self._ids = [token_id for token_id in range(vocab_size) if token_id not in excluded]
+        if not self._ids:
+            raise EngineError(f"simulator: all {vocab_size} ids of the vocabulary are special")
+        if script is not None and not script:
+            raise EngineError("simulator: the script of token ids is empty")
+        self._script = None if script is None else [_sendable(token_id) for token_id in script]
+        self._step_s = step_s
+        self._seed = seed
+        self._clock = clock
+        self._running: dict[int, _Running] = {}
+        self._at_next_step: dict[int, EngineOutput] = {}  # whole answers that need no tick
+        self._next_tick_s: float | None = None
+        self._info = EngineInfo(
+            name=_NAME,
+            version=__version__,
+            context_length=context_length,
+            vocab_size=vocab_size,
+            max_total_tokens=max_total_tokens,
+            capabilities=dict(_CAPABILITIES),
+            is_simulator=True,
+        )
+
+    def info(self) -> EngineInfo:
+        """Constant."""
+        return self._info
+
+    def check(self, request: EngineRequest) -> None:
+        """Raise EngineRefusal for grammars and adapters: there is no model they could act on."""
+        sampling = request.sampling
+        for feature, value in (
+            ("json_schema", sampling.json_schema),
+            ("regex", sampling.regex),
+            ("ebnf", sampling.ebnf),
+            ("lora", request.lora_name),
+        ):
+            if value is not None:
+                raise EngineRefusal(f"engine {_NAME} does not support {feature}; use an engine with a model")
+
+    def submit(self, request: EngineRequest) -> None:
+        """Take a request; its first id comes at the next tick. Raises EngineRefusal or EngineError."""
+        self.check(request)
+        key = request.key
+        if key in self._running or key in self._at_next_step:
+            raise EngineError(f"simulator: request {key} is already running")
+        room = self._info.context_length - len(request.prompt_ids)
+        if room < 0:
+            raise EngineError(
+                f"simulator: a prompt of {len(request.prompt_ids)} tokens is longer than the context of "
+                f"{self._info.context_length}"
+            )
+        if request.embedding:
+            vector = embedding_of(request.prompt_ids)
+            self._at_next_step[key] = EngineOutput(key, [], "stop", embedding=vector, cached_tokens=0)
+            return
+        run = self._start(request, min(request.sampling.max_new_tokens, room))
+        if run.position >= run.limit:
+            self._at_next_step[key] = EngineOutput(
+                key, [], "length", input_logprobs=run.input_logprobs, cached_tokens=0
+            )
+            return
+        if not self._running:
+            self._next_tick_s = self._clock() + self._step_s
+        self._running[key] = run
+
+    def step(self) -> list[EngineOutput]:
+        """One id for every running request when the tick is due; answers that need no tick at once."""
+        outputs = list(self._at_next_step.values())
+        self._at_next_step.clear()
+        if self._running and self._tick_is_due():
+            finished = self._advance(outputs)
+            for key in finished:
+                del self._running[key]
+        return outputs
+
+    def abort(self, key: int) -> None:
+        """Forget a request; unknown keys are ignored."""
+        self._running.pop(key, None)
+        self._at_next_step.pop(key, None)
+
+    def has_work(self) -> bool:
+        """Whether any request is running."""
+        return bool(self._running or self._at_next_step)
+
+    def next_step_at_s(self) -> float | None:
+        """Time of the next tick; None when `step` brings something now, or nothing is running."""
+        if self._at_next_step or not self._running or self._step_s == 0:
+            return None
+        return self._next_tick_s
+
+    def flush_cache(self) -> bool:
+        """There is no prefix cache; answers as an engine with one would."""
+        return not self.has_work()
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._running.clear()
+        self._at_next_step.clear()
+
+    def _start(self, request: EngineRequest, limit: int) -> _Running:
+        sampling = request.sampling
+        before_prompt = initial_state(self._seed, sampling.seed)
+        state = fold(fold(before_prompt, request.prompt_ids), request.prefix_ids)
+        ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos)
+        run = _Running(request, state, limit, ends)
+        spec = request.logprobs
+        if spec is not None and spec.prompt_from is not None:
+            run.input_logprobs = self._prompt_logprobs(before_prompt, request.prompt_ids, spec, spec.prompt_from)
+        return run
+
+    def _tick_is_due(self) -> bool:
+        """Whether a tick is due. If so the next one is set: on the grid, or afresh when a whole step late."""
+        if self._step_s == 0:
+            return True
+        now, due = self._clock(), self._next_tick_s
+        if due is not None and now < due:
+            return False
+        following = now if due is None else due
+        following += self._step_s
+        self._next_tick_s = following if following > now else now + self._step_s
+        return True
+
+    def _advance(self, outputs: list[EngineOutput]) -> list[int]:
+        """Append one output a running request; returns the keys that finished. The hot loop of load tests."""
+        ids, count, script = self._ids, len(self._ids), self._script
+        finished: list[int] = []
+        for run in self._running.values():
+            state, position = run.state, run.position
+            token_id = ids[(state >> STATE_SHIFT) % count] if script is None else script[position % len(script)]
+            run.state = ((state ^ token_id) * MULTIPLIER + INCREMENT) & MASK
+            run.position = position = position + 1
+            output = EngineOutput(run.key, [token_id])
+            if token_id in run.ends and position >= run.min_new:
+                output.finish_kind, output.matched_id = "stop", token_id
+                finished.append(run.key)
+            elif position >= run.limit:
+                output.finish_kind = "length"
+                finished.append(run.key)
+            if run.logprobs is not None:
+                output.logprobs = self._logprobs([state], [token_id], run.logprobs)
+                output.input_logprobs, run.input_logprobs = run.input_logprobs, None
+            outputs.append(output)
+        return finished
+
+    def _prompt_logprobs(self, state: int, prompt: list[int], spec: LogprobSpec, first: int) -> TokenLogprobs:
+        """One entry for every prompt position from `first`; that of position 0 is empty: it has no context."""
+        states: list[int | None] = []
+        for position, token_id in enumerate(prompt):
+            if position >= first:
+                states.append(None if position == 0 else state)
+            state = fold(state, (token_id,))
+        return self._logprobs(states, prompt[first:], spec)
+
+    def _logprobs(self, states: Sequence[int | None], ids: list[int], spec: LogprobSpec) -> TokenLogprobs:
+        vocab_size = self._info.vocab_size
+        pairs = list(zip(states, ids, strict=True))
+        top = requested = None
+        if spec.top_logprobs_num:
+            top = [
+                [] if state is None else top_logprobs(state, chosen, spec.top_logprobs_num, vocab_size)
+                for state, chosen in pairs
+            ]
+        if spec.token_ids:
+            requested = [
+                []
+                if state is None
+                else [(wanted, logprob_of(state, chosen, wanted, vocab_size)) for wanted in spec.token_ids]
+                for state, chosen in pairs
+            ]
+        chosen_values = [None if state is None else chosen_logprob(state) for state, _ in pairs]
+        return TokenLogprobs(chosen=chosen_values, top=top, requested=requested)
+
+
+def _sendable(token_id: int) -> int:
+    """Ids travel as unsigned 32-bit numbers; one outside becomes the largest, which no vocabulary has."""
+    return token_id if 0 <= token_id <= _LARGEST_ID else _LARGEST_ID

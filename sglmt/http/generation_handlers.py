@@ -1,0 +1,230 @@
+"""The endpoints that generate: parse, tokenize, submit, answer. Worker process; no hot path runs through here
+twice a request.
+
+`/v1/completions`, `/v1/chat/completions` and `/generate` differ in their parser only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+
+from sglmt.http.app import Call, Handler, refuse_when_draining
+from sglmt.http.errors import bad_request, from_finish
+from sglmt.http.formatting import ChoiceResult, ChoiceUsage, FormatContext, Formatter
+from sglmt.http.generation import GenerationRequest
+from sglmt.http.limits import ModelLimits
+from sglmt.http.native.generate import parse_generate
+from sglmt.http.openai.chat import parse_chat
+from sglmt.http.openai.completions import parse_completion
+from sglmt.http.service import Service
+from sglmt.http.streams import CollectSink, StreamSink
+from sglmt.ipc.state_page import SlotWord
+from sglmt.messages.columns import pack
+from sglmt.messages.sampling import FinishReason, SamplingParams, TextSpec
+from sglmt.messages.to_scheduler import TokenizedGenerateReqInput
+from sglmt.workers.live_request import LiveRequest, Sink
+
+INLINE_TEXT_CHARS = 8192  # longer prompts are tokenized in a thread, off the event loop
+_SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+Parser = Callable[[bytes, ModelLimits], GenerationRequest]
+
+
+def generation_routes() -> dict[tuple[str, str], Handler]:
+    """The routes of this module."""
+    return {
+        ("POST", "/v1/completions"): partial(generate, parse=parse_completion),
+        ("POST", "/v1/chat/completions"): partial(generate, parse=parse_chat),
+        ("POST", "/generate"): partial(generate, parse=parse_generate),
+    }
+
+
+async def generate(call: Call, parse: Parser) -> None:
+    """One generation request, streamed or not."""
+    service = call.service
+    refuse_when_draining(service)
+    limits = service.limits
+    request = parse(await call.body(), limits)
+    prompts = await tokenize(service, request)
+    prompt_ids = [ids for ids, _ in prompts]
+    samplings = [
+        request.sampling_for(len(prompt_ids[choice // request.n]), limits, choice % request.n)
+        for choice in range(request.num_choices)
+    ]
+    formatter = request.make_formatter(_format_context(call, request, prompts))
+    if not request.needs_engine:
+        await _answer_without_engine(call, request, formatter, prompt_ids)
+    elif request.stream:
+        await _answer_stream(call, request, formatter, prompt_ids, samplings)
+    else:
+        await _answer_whole(call, request, formatter, prompt_ids, samplings)
+
+
+async def tokenize(service: Service, request: GenerationRequest) -> list[tuple[list[int], str]]:
+    """(ids, text) of every prompt; the text is empty where only ids were given and nobody needs it."""
+    if request.chat is not None:
+        template = service.template
+        if template is None:
+            raise bad_request("this model has no chat template; use /v1/completions or start with --chat-template")
+        texts: list[str | None] = [request.chat.render(template)]
+    else:
+        texts = [item.text for item in request.prompts]
+    needs_text = request.echo
+    result: list[tuple[list[int], str]] = []
+    for item, text in zip(request.prompts, texts, strict=True):
+        if text is None:
+            ids = item.input_ids or []
+            result.append((ids, service.tokenizer.decode(ids, skip_special_tokens=False) if needs_text else ""))
+        else:
+            ids = await encode(service, text, request.add_special_tokens)
+            if not ids:
+                raise bad_request("the prompt has no tokens; send at least one", "prompt")
+            result.append((ids, text))
+    return result
+
+
+async def encode(service: Service, text: str, add_special_tokens: bool) -> list[int]:
+    """The ids of a text; a long one does not hold up the streams of this worker."""
+    if len(text) <= INLINE_TEXT_CHARS:
+        return service.tokenizer.encode(text, add_special_tokens)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(None, service.tokenizer.encode, text, add_special_tokens)
+
+
+def _format_context(call: Call, request: GenerationRequest, prompts: list[tuple[list[int], str]]) -> FormatContext:
+    service = call.service
+    return FormatContext(
+        model_name=request.model or service.limits.model_name,
+        created_unix_s=int(time.time()),
+        request_id=request.prompts[0].rid,
+        token_text=service.tokenizer.token_text,
+        token_bytes=service.tokenizer.token_bytes,
+        prompt_texts=[text for _, text in prompts],
+        prompt_ids=[ids for ids, _ in prompts],
+        started_s=call.started_s,
+    )
+
+
+def submit(
+    service: Service,
+    request: GenerationRequest,
+    prompt_ids: list[list[int]],
+    samplings: list[SamplingParams],
+    sink: Sink,
+) -> list[LiveRequest]:
+    """Send every choice to the scheduler; choices of a prompt share its rid."""
+    frontend = service.frontend
+    deadline_s = None if request.timeout_s is None else time.monotonic() + request.timeout_s
+    packed = [pack("I", ids) for ids in prompt_ids]
+    live: list[LiveRequest] = []
+    group = 0
+    for choice, sampling in enumerate(samplings):
+        prompt_index, k = divmod(choice, request.n)
+        key = frontend.next_key()
+        if k == 0:
+            group = key
+        submission = TokenizedGenerateReqInput(
+            key=key,
+            attempt=1,
+            rid=request.prompts[prompt_index].rid,
+            group=group,
+            input_ids=packed[prompt_index],
+            sampling=sampling,
+            text=request.text,
+            logprobs=request.logprobs,
+            confirm_admission=request.stream,
+            priority=request.priority,
+            deadline_s=deadline_s,
+        )
+        tokens = len(prompt_ids[prompt_index])
+        live.append(frontend.submit(submission, choice, tokens, sink))
+    service.frontend.count_prompt_tokens(sum(map(len, prompt_ids)))
+    return live
+
+
+async def _answer_stream(
+    call: Call,
+    request: GenerationRequest,
+    formatter: Formatter,
+    prompt_ids: list[list[int]],
+    samplings: list[SamplingParams],
+) -> None:
+    service = call.service
+    live: list[LiveRequest] = []
+
+    def end_slow_client() -> None:
+        service.frontend.slot.add(SlotWord.SLOW_CLIENT_ABORTS)
+        call.connection.transport.abort()
+
+    sink = StreamSink(call.connection, formatter, len(samplings), service.flusher, end_slow_client)
+    listeners = call.connection.listeners
+    listeners.add(sink)
+    service.frontend.open_streams.add(sink)
+    try:
+        live = submit(service, request, prompt_ids, samplings, sink)
+        await sink.admission
+        await call.start(200, _SSE_HEADERS)
+        sink.open()
+        await sink.done
+        await call.finish(sink.take_rest())
+    finally:
+        listeners.discard(sink)
+        service.frontend.open_streams.discard(sink)
+        service.frontend.cancel(live)
+
+
+async def _answer_whole(
+    call: Call,
+    request: GenerationRequest,
+    formatter: Formatter,
+    prompt_ids: list[list[int]],
+    samplings: list[SamplingParams],
+) -> None:
+    sink = CollectSink(len(samplings), request.n)
+    call.connection.listeners.add(sink)
+    live: list[LiveRequest] = []
+    try:
+        live = submit(call.service, request, prompt_ids, samplings, sink)
+        results = await sink.done
+    finally:
+        call.connection.listeners.discard(sink)
+        call.service.frontend.cancel(live)
+    if len(results) == 1 and results[0].finish.kind in ("abort", "error"):
+        raise from_finish(results[0].finish)
+    await call.answer(formatter.result(results))
+
+
+async def _answer_without_engine(
+    call: Call, request: GenerationRequest, formatter: Formatter, prompt_ids: list[list[int]]
+) -> None:
+    """Nothing is to be generated: every choice is empty and ends by length."""
+    results = []
+    for choice in range(request.num_choices):
+        prompt_index, k = divmod(choice, request.n)
+        usage = ChoiceUsage(len(prompt_ids[prompt_index]), 0, 0)
+        results.append(ChoiceResult(prompt_index, k, "", [], None, None, FinishReason(kind="length"), usage))
+    if not request.stream:
+        await call.answer(formatter.result(results))
+        return
+    events = [formatter.stream_start()]
+    for choice, result in enumerate(results):
+        events.append(formatter.finish(choice, "", [], None, result.finish, result.usage))
+    events.append(formatter.stream_end())
+    await call.start(200, _SSE_HEADERS)
+    await call.finish(b"".join(events))
+
+
+def probe_submission(key: int, token_id: int) -> TokenizedGenerateReqInput:
+    """A request of one token, to see whether the way through every process is open."""
+    return TokenizedGenerateReqInput(
+        key=key,
+        attempt=1,
+        rid=f"probe-{key:x}",
+        group=key,
+        input_ids=pack("I", [token_id]),
+        sampling=SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True),
+        text=TextSpec(),
+    )

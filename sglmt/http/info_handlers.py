@@ -1,0 +1,91 @@
+"""The endpoints that tell: health, models, model and server info, tokenize, abort. Worker process."""
+
+from __future__ import annotations
+
+import time
+
+from sglmt.http.app import Call, Handler
+from sglmt.http.errors import unavailable
+from sglmt.http.generation_handlers import encode
+from sglmt.http.native.abort import parse_abort
+from sglmt.http.native.info import model_info_body
+from sglmt.http.native.tokenize import (
+    detokenize_body,
+    parse_detokenize,
+    parse_tokenize,
+    tokenize_body,
+)
+from sglmt.http.openai.models import model_body, models_body
+
+ENGINE_PROBE_S = 20.0
+
+
+def info_routes() -> dict[tuple[str, str], Handler]:
+    """The routes of this module."""
+    return {
+        ("GET", "/health"): health,
+        ("GET", "/ready"): ready,
+        ("GET", "/health_generate"): health_generate,
+        ("GET", "/v1/models"): models,
+        ("GET", "/v1/models/*"): model,
+        ("GET", "/get_model_info"): model_info,
+        ("GET", "/get_server_info"): server_info,
+        ("POST", "/tokenize"): tokenize,
+        ("POST", "/detokenize"): detokenize,
+        ("POST", "/abort_request"): abort_request,
+    }
+
+
+async def health(call: Call) -> None:
+    """Liveness: this worker's loop runs."""
+    await call.answer(b'{"status":"ok"}')
+
+
+async def ready(call: Call) -> None:
+    """Readiness: requests can be served now, by every kind of process."""
+    reason = call.service.why_not_ready()
+    if reason is not None:
+        raise unavailable(f"not ready: {reason}", code="not_ready")
+    await call.answer(b'{"status":"ready"}')
+
+
+async def health_generate(call: Call) -> None:
+    """Deep check: one token through every process."""
+    if not await call.service.probe_engine(time.monotonic() + ENGINE_PROBE_S):
+        raise unavailable(f"no token came through within {ENGINE_PROBE_S:g} s", code="engine_silent")
+    await call.answer(b'{"status":"ok"}')
+
+
+async def models(call: Call) -> None:
+    await call.answer(models_body(call.service.limits, call.service.started_unix_s))
+
+
+async def model(call: Call) -> None:
+    await call.answer(model_body(call.path.rpartition("/")[2], call.service.limits, call.service.started_unix_s))
+
+
+async def model_info(call: Call) -> None:
+    await call.answer(model_info_body(call.service.tokenizer.info, call.service.limits))
+
+
+async def server_info(call: Call) -> None:
+    await call.answer(call.service.server_info())
+
+
+async def tokenize(call: Call) -> None:
+    request = parse_tokenize(await call.body(), call.service.limits)
+    rows = [await encode(call.service, text, request.add_special_tokens) for text in request.texts]
+    await call.answer(tokenize_body(request, rows, call.service.limits))
+
+
+async def detokenize(call: Call) -> None:
+    request = parse_detokenize(await call.body(), call.service.limits)
+    texts = [call.service.tokenizer.decode(row, request.skip_special_tokens) for row in request.rows]
+    await call.answer(detokenize_body(request, texts))
+
+
+async def abort_request(call: Call) -> None:
+    """End running requests; an id nobody has is no error (it may just have ended)."""
+    rid, all_requests = parse_abort(await call.body())
+    call.service.frontend.abort_by_rid(rid, all_requests)
+    await call.answer(b'{"status":"ok"}')

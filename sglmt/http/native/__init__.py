@@ -1,0 +1,1 @@
+"""The SGLang-native API: generate, tokenize, detokenize, abort, info."""

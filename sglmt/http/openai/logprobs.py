@@ -1,0 +1,80 @@
+"""Log-probabilities as the OpenAI endpoints write them. Pure; runs in the tokenizer workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sglmt.http.formatting import LOWEST_LOGPROB, FormatContext, finite
+from sglmt.messages.sampling import TokenLogprobs
+
+
+class TextOffsets:
+    """`text_offset` of consecutive tokens: characters from the start of the prompt's text, 0 without one.
+
+    Counted on the tokens' bytes, so that it does not depend on how a stream was cut: a token that continues a
+    character points at that character.
+    """
+
+    __slots__ = ("_characters",)
+
+    def __init__(self, start: int) -> None:
+        self._characters = start
+
+    def take(self, token_bytes: bytes) -> int:
+        """Where this token begins; moves behind it."""
+        start = self._characters
+        if token_bytes.isascii():
+            self._characters += len(token_bytes)
+            return start
+        self._characters += sum(byte & 0xC0 != 0x80 for byte in token_bytes)
+        return start - 1 if start and token_bytes[0] & 0xC0 == 0x80 else start
+
+
+def completion_logprobs(
+    ids: Sequence[int], logprobs: TokenLogprobs, offsets: TextOffsets, context: FormatContext
+) -> dict[str, list[Any] | None]:
+    """The `logprobs` object of a completion choice; `top_logprobs` holds the chosen token too."""
+    token_text, token_bytes = context.token_text, context.token_bytes
+    tops: list[dict[str, float | None] | None] | None = None if logprobs.top is None else []
+    for index, token_id in enumerate(ids):
+        if tops is None or logprobs.top is None:
+            break
+        chosen = logprobs.chosen[index]
+        tops.append(None if chosen is None else _alternatives(token_id, chosen, logprobs.top[index], token_text))
+    return {
+        "tokens": [token_text(token_id) for token_id in ids],
+        "token_logprobs": [finite(value) for value in logprobs.chosen[: len(ids)]],
+        "top_logprobs": tops,
+        "text_offset": [offsets.take(token_bytes(token_id)) for token_id in ids],
+    }
+
+
+def _alternatives(
+    token_id: int, chosen: float, top: list[tuple[int, float]], token_text: Any
+) -> dict[str, float | None]:
+    entries: dict[str, float | None] = {}
+    for other, logprob in top:
+        entries.setdefault(token_text(other), finite(logprob))
+    entries.setdefault(token_text(token_id), finite(chosen))
+    return entries
+
+
+def chat_logprobs(ids: Sequence[int], logprobs: TokenLogprobs, context: FormatContext) -> dict[str, list[Any] | None]:
+    """The `logprobs` object of a chat choice."""
+    content = []
+    for index, token_id in enumerate(ids):
+        top = [] if logprobs.top is None else logprobs.top[index]
+        entry = _chat_entry(token_id, logprobs.chosen[index], context)
+        entry["top_logprobs"] = [_chat_entry(other, logprob, context) for other, logprob in top]
+        content.append(entry)
+    return {"content": content, "refusal": None}
+
+
+def _chat_entry(token_id: int, logprob: float | None, context: FormatContext) -> dict[str, Any]:
+    value = finite(logprob)
+    return {
+        "token": context.token_text(token_id),
+        "logprob": LOWEST_LOGPROB if value is None else value,
+        "bytes": list(context.token_bytes(token_id)),
+    }

@@ -1,0 +1,278 @@
+"""Where a request's output goes: straight into its connection (SSE) or into a result (JSON). Worker process.
+
+Sinks are called by the loop that serves everybody and never wait. A `StreamSink` collects what one wake-up
+brought and writes it once, as one HTTP chunk on the connection's transport; a client that does not read pauses
+only itself, and past `MAX_UNSENT_BYTES` its request is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import Callable
+
+from sglmt.http.errors import ApiError, from_finish
+from sglmt.http.formatting import SSE_KEEP_ALIVE, ChoiceResult, ChoiceUsage, Formatter
+from sglmt.http.server import Connection
+from sglmt.messages.sampling import FinishReason, TokenLogprobs
+from sglmt.workers.live_request import LiveRequest
+
+MAX_UNSENT_BYTES = 8 * 1024 * 1024
+KEEP_ALIVE_AFTER_S = 15.0
+
+
+class Flusher:
+    """The sinks that were written to since the last flush; one per worker."""
+
+    __slots__ = ("_dirty",)
+
+    def __init__(self) -> None:
+        self._dirty: list[StreamSink] = []
+
+    def add(self, sink: StreamSink) -> None:
+        """`sink` has something to write."""
+        self._dirty.append(sink)
+
+    def flush(self) -> None:
+        """One write a sink."""
+        if self._dirty:
+            dirty, self._dirty = self._dirty, []
+            for sink in dirty:
+                sink.flush()
+
+
+def usage_of(request: LiveRequest) -> ChoiceUsage:
+    """The token counts of a finished request."""
+    return ChoiceUsage(request.prompt_tokens, request.tokens, request.cached_tokens)
+
+
+class StreamSink:
+    """One streaming answer; all its choices share the connection.
+
+    `admission` completes when every choice was admitted, or fails with the ApiError of one that was not; `tail`
+    is the last bytes, for the caller to send with the end of the body when `done` completes.
+    """
+
+    __slots__ = (
+        "_admitted",
+        "_buffer",
+        "_buffer_bytes",
+        "_choices",
+        "_connection",
+        "_flusher",
+        "_formatter",
+        "_is_dirty",
+        "_on_slow",
+        "_open",
+        "_remaining",
+        "admission",
+        "done",
+        "last_write_s",
+        "tail",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        formatter: Formatter,
+        choices: int,
+        flusher: Flusher,
+        on_slow: Callable[[], None],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._connection = connection
+        self._formatter = formatter
+        self._choices = choices
+        self._remaining = choices
+        self._flusher = flusher
+        self._on_slow = on_slow
+        self._admitted: set[int] = set()
+        self._buffer: list[bytes] = []
+        self._buffer_bytes = 0
+        self._is_dirty = False
+        self._open = False
+        self.admission: asyncio.Future[None] = loop.create_future()
+        self.done: asyncio.Future[None] = loop.create_future()
+        self.tail = b""
+        self.last_write_s = 0.0
+
+    def open(self) -> None:
+        """The headers are out: what was collected may be written."""
+        self._open = True
+        self.last_write_s = time.monotonic()
+        self._put(self._formatter.stream_start(), first=True)
+        self.flush()
+
+    def admitted(self, request: LiveRequest) -> None:
+        self._note_admission(request.choice)
+
+    def _note_admission(self, choice: int) -> None:
+        self._admitted.add(choice)
+        if len(self._admitted) == self._choices and not self.admission.done():
+            self.admission.set_result(None)
+
+    def row(self, request: LiveRequest, text: str, token_ids: array[int], logprobs: TokenLogprobs | None) -> None:
+        if not self._open:
+            self._note_admission(request.choice)
+        if request.input_logprobs is not None:
+            self._put(self._take_input_logprobs(request))
+        self._put(self._formatter.delta(request.choice, text, token_ids, logprobs))
+
+    def _take_input_logprobs(self, request: LiveRequest) -> bytes:
+        input_logprobs, request.input_logprobs = request.input_logprobs, None
+        return b"" if input_logprobs is None else self._formatter.prompt_logprobs(request.choice, input_logprobs)
+
+    def finished(
+        self,
+        request: LiveRequest,
+        text: str,
+        token_ids: array[int],
+        logprobs: TokenLogprobs | None,
+        finish: FinishReason,
+    ) -> None:
+        if self.done.done():
+            return
+        if finish.kind in ("abort", "error"):
+            self.fail(from_finish(finish))
+            return
+        if not self._open:
+            self._note_admission(request.choice)
+        if request.input_logprobs is not None:
+            self._put(self._take_input_logprobs(request))
+        data = self._formatter.finish(request.choice, text, token_ids, logprobs, finish, usage_of(request))
+        self._remaining -= 1
+        if self._remaining:
+            self._put(data)
+        else:
+            self._end(data + self._formatter.stream_end())
+
+    def fail(self, error: ApiError) -> None:
+        """End the answer with an error: an HTTP error while the headers are not out, an event afterwards."""
+        if self.done.done():
+            return
+        if not self._open and not self.admission.done():
+            self.admission.set_exception(error)
+            self.done.set_result(None)
+        else:
+            self._end(self._formatter.stream_error(error))
+
+    def _end(self, data: bytes) -> None:
+        self.tail = data
+        self.done.set_result(None)
+
+    def _put(self, data: bytes, first: bool = False) -> None:
+        if not data:
+            return
+        if first:
+            self._buffer.insert(0, data)
+        else:
+            self._buffer.append(data)
+        self._buffer_bytes += len(data)
+        if self._open and not self._is_dirty:
+            self._is_dirty = True
+            self._flusher.add(self)
+
+    def flush(self) -> None:
+        """Write what was collected, unless the client does not read."""
+        self._is_dirty = False
+        if not self._buffer or not self._open:
+            return
+        connection = self._connection
+        if connection.write_paused:
+            if self._buffer_bytes > MAX_UNSENT_BYTES:
+                self._on_slow()
+            return
+        if connection.is_lost:
+            self._buffer.clear()
+            return
+        data = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
+        self._buffer.clear()
+        self._buffer_bytes = 0
+        self.last_write_s = time.monotonic()
+        connection.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def take_rest(self) -> bytes:
+        """Everything not yet written, the tail included; the caller sends it with the end of the body."""
+        rest = b"".join([*self._buffer, self.tail])
+        self._buffer.clear()
+        self._open = False
+        return rest
+
+    def keep_alive(self, now_s: float) -> None:
+        """A comment when nothing was written for long."""
+        if self._open and now_s - self.last_write_s >= KEEP_ALIVE_AFTER_S:
+            self._put(SSE_KEEP_ALIVE)
+
+    def can_write(self) -> None:
+        self.flush()
+
+    def connection_lost(self) -> None:
+        if not self.admission.done():
+            self.admission.cancel()
+        if not self.done.done():
+            self.done.cancel()
+
+
+class CollectSink:
+    """One answer that is not streamed. `done` completes with the results, in choice order."""
+
+    __slots__ = ("_logprobs", "_n", "_remaining", "_results", "_texts", "done")
+
+    def __init__(self, choices: int, n: int) -> None:
+        self._n = n
+        self._remaining = choices
+        self._texts: list[list[str]] = [[] for _ in range(choices)]
+        self._logprobs: list[list[TokenLogprobs]] = [[] for _ in range(choices)]
+        self._results: list[ChoiceResult | None] = [None] * choices
+        self.done: asyncio.Future[list[ChoiceResult]] = asyncio.get_running_loop().create_future()
+
+    def admitted(self, request: LiveRequest) -> None:
+        """Nothing is written before the end."""
+
+    def row(self, request: LiveRequest, text: str, token_ids: array[int], logprobs: TokenLogprobs | None) -> None:
+        self._texts[request.choice].append(text)
+        if logprobs is not None:
+            self._logprobs[request.choice].append(logprobs)
+
+    def finished(
+        self,
+        request: LiveRequest,
+        text: str,
+        token_ids: array[int],
+        logprobs: TokenLogprobs | None,
+        finish: FinishReason,
+    ) -> None:
+        self.row(request, text, token_ids, logprobs)
+        prompt_index, index_in_prompt = divmod(request.choice, self._n)
+        self._results[request.choice] = ChoiceResult(
+            prompt_index=prompt_index,
+            index_in_prompt=index_in_prompt,
+            text="".join(self._texts[request.choice]),
+            token_ids=request.output_ids,
+            logprobs=joined_logprobs(self._logprobs[request.choice]),
+            input_logprobs=request.input_logprobs,
+            finish=finish,
+            usage=usage_of(request),
+        )
+        self._remaining -= 1
+        if not self._remaining and not self.done.done():
+            self.done.set_result([result for result in self._results if result is not None])
+
+    def connection_lost(self) -> None:
+        if not self.done.done():
+            self.done.cancel()
+
+    def can_write(self) -> None:
+        """Nothing is written before the end."""
+
+
+def joined_logprobs(parts: list[TokenLogprobs]) -> TokenLogprobs | None:
+    """The log-probabilities of consecutive rows as one; None without any."""
+    if not parts:
+        return None
+    return TokenLogprobs(
+        chosen=[value for part in parts for value in part.chosen],
+        top=None if parts[0].top is None else [entry for part in parts for entry in part.top or ()],
+        requested=None if parts[0].requested is None else [entry for part in parts for entry in part.requested or ()],
+    )

@@ -1,0 +1,225 @@
+"""`sglmt launch --detach`: the supervisor in the background, the command waits until it is READY or has failed.
+
+Two processes run this file. The command forks twice, so that the supervisor has a session of its own and no
+terminal, before it has any thread or event loop; then it waits on a pipe for one report. The supervisor writes
+its log to `<run directory>/log`, or to `--log-file`; what it says before there is a run directory goes to a
+nameless file that both processes hold, so that even a crash of the interpreter can be shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from sglmt.control.protocol import Controlled
+from sglmt.errors import ExitCode, SglmtError
+from sglmt.ipc.process_identity import ProcessIdentity, identity_of
+from sglmt.launching.foreground import open_log_file
+from sglmt.launching.session import Session, SessionControl, run_supervisor
+from sglmt.server_args import ServerArgs
+from sglmt.supervisor.logs import LineWriter, LogSink
+
+TAIL_LINES = 20
+TAIL_BYTES = 16 * 1024
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What the supervisor tells the waiting command, one JSON line each."""
+
+    event: Literal["started", "ready", "failed"]
+    pid: int = 0
+    url: str = ""
+    message: str = ""
+    exit_code: int = 0
+    tail: list[str] = []
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How the start ended, for the command to print."""
+
+    exit_code: int
+    url: str = ""
+    message: str = ""
+    tail: list[str] = []
+
+
+def run_in_background(args: ServerArgs, warnings: list[str], log_file: str | None) -> Outcome:
+    """Start the supervisor in the background and wait for READY. Returns in the command only.
+
+    Ctrl-C, TERM and HUP while waiting stop the instance. Raises ResourceError for an unusable log file.
+    """
+    log_fd = os.memfd_create("sglmt-early-log") if log_file is None else open_log_file(log_file)
+    report_fd, write_fd = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        os.close(report_fd)
+        _become_daemon(log_fd)
+        _supervise(args, warnings, write_fd, early_log=log_file is None)
+    os.close(write_fd)
+    os.waitpid(middle, 0)
+    try:
+        return _wait_for_ready(report_fd, log_fd)
+    finally:
+        os.close(report_fd)
+        os.close(log_fd)
+
+
+def _become_daemon(log_fd: int) -> None:
+    """Second half of the double fork: own session, no terminal, output to the log. Returns in the daemon only."""
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    null_fd = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null_fd, 0)
+    os.dup2(log_fd, 1)
+    os.dup2(log_fd, 2)
+    os.close(null_fd)
+    os.close(log_fd)
+
+
+def _supervise(args: ServerArgs, warnings: list[str], report_fd: int, early_log: bool) -> None:
+    """The daemon's life. Never returns: what called us belongs to the command."""
+    code = int(ExitCode.FAILURE)
+    try:
+        reporter = _Reporter(report_fd)
+        reporter.send(Report(event="started", pid=os.getpid()))
+        sink = LogSink(args.log_level)
+        session = _BackgroundSession(args, sink, LineWriter(1), early_log)
+        for warning in warnings:
+            sink.log("warning", "supervisor", warning)
+        message = ""
+        try:
+            code = run_supervisor(args, session, sink, lambda url: reporter.send(Report(event="ready", url=url)))
+        except SglmtError as error:
+            code, message = int(error.exit_code), str(error)
+        tail = [line.render() for line in sink.recent(TAIL_LINES)]
+        if not message:
+            errors = [line.text for line in sink.recent() if line.level == "error"]
+            message = errors[-1] if errors else "the instance ended before it was ready"
+        reporter.send(Report(event="failed", message=message, exit_code=code, tail=tail))
+    except BaseException:  # the last frame of this process: whatever it was, the log has it
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+class _BackgroundSession(Session):
+    """A session that moves its output into the run directory once there is one."""
+
+    def __init__(self, args: ServerArgs, sink: LogSink, writer: LineWriter, early_log: bool) -> None:
+        super().__init__(args, sink, writer, live=False)
+        self._early_log = early_log
+
+    def control(self, instance: Controlled, socket_path: Path) -> SessionControl:
+        """As for any session; the log moves first, so that it holds everything from here on."""
+        if self._early_log:
+            move_output(socket_path.parent / "log")
+        return super().control(instance, socket_path)
+
+
+def move_output(path: Path) -> None:
+    """Copy what stdout (a file) holds so far to `path` and continue there, stderr too."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    size = os.fstat(1).st_size
+    early = os.open("/proc/self/fd/1", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            os.sendfile(fd, early, 0, size)
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+    finally:
+        os.close(early)
+        os.close(fd)
+
+
+class _Reporter:
+    """Writes reports; the command may be gone. `ready` and `failed` are the last word."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd: int | None = fd
+
+    def send(self, report: Report) -> None:
+        """Send one report; after the last one the pipe is closed."""
+        if self._fd is None:
+            return
+        with contextlib.suppress(OSError):
+            os.write(self._fd, msgspec.json.encode(report) + b"\n")
+        if report.event != "started":
+            os.close(self._fd)
+            self._fd = None
+
+
+class _Interrupted(Exception):
+    """A signal asked the waiting command to give up."""
+
+
+def _wait_for_ready(report_fd: int, log_fd: int) -> Outcome:
+    daemon: ProcessIdentity | None = None
+    buffer = b""
+    interrupts = 0
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        while True:
+            try:
+                part = os.read(report_fd, 64 * 1024)
+            except _Interrupted:
+                interrupts += 1  # the second one means now, as everywhere
+                _ask_to_stop(daemon)
+                continue
+            buffer += part
+            *lines, buffer = buffer.split(b"\n")
+            for line in lines:
+                report = msgspec.json.decode(line, type=Report)
+                if report.event == "started":
+                    daemon = identity_of(report.pid)
+                elif report.event == "ready" and not interrupts:
+                    return Outcome(exit_code=0, url=report.url)
+                elif report.event == "failed" and not interrupts:
+                    code = report.exit_code or int(ExitCode.FAILURE)
+                    return Outcome(exit_code=code, message=report.message, tail=report.tail)
+            if not part:
+                return _ended_without_word(daemon, log_fd, interrupts)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise _Interrupted
+
+
+def _ask_to_stop(daemon: ProcessIdentity | None) -> None:
+    if daemon is not None and not daemon.is_proven_gone():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(daemon.pid, signal.SIGTERM)
+
+
+def _ended_without_word(daemon: ProcessIdentity | None, log_fd: int, interrupts: int) -> Outcome:
+    """The pipe is at its end. After an interrupt that is what was asked for; else the supervisor was killed."""
+    if interrupts:
+        while daemon is not None and not daemon.is_proven_gone():
+            time.sleep(0.05)
+        return Outcome(exit_code=int(ExitCode.KILLED_NOW), message="interrupted; the instance was stopped")
+    return Outcome(
+        exit_code=int(ExitCode.FAILURE),
+        message="the supervisor died before it was ready and could not say why",
+        tail=_tail_of(log_fd),
+    )
+
+
+def _tail_of(log_fd: int) -> list[str]:
+    try:
+        size = os.fstat(log_fd).st_size
+        with open(f"/proc/self/fd/{log_fd}", "rb") as log:
+            log.seek(max(0, size - TAIL_BYTES))
+            return log.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
+    except OSError:
+        return []

@@ -1,0 +1,26 @@
+"""Latency histograms in the state page: one word a bucket, bucket bounds shared by writers and readers. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Protocol
+
+# Upper bounds in microseconds: 31 buckets and one for everything above.
+LATENCY_BUCKETS = (
+    500, 1_000, 1_500, 2_000, 3_000, 5_000, 7_500, 10_000, 15_000, 20_000, 25_000, 30_000, 40_000, 50_000, 75_000,
+    100_000, 150_000, 200_000, 300_000, 500_000, 750_000, 1_000_000, 1_500_000, 2_000_000, 3_000_000, 5_000_000,
+    10_000_000, 20_000_000, 30_000_000, 60_000_000, 120_000_000,
+)  # fmt: skip
+
+
+class Words(Protocol):
+    """A slot of the state page."""
+
+    def add(self, word: int, amount: int = 1) -> None:
+        """Add to a counter word."""
+        ...
+
+
+def observe(slot: Words, first_word: int, value_us: int, bounds_us: tuple[int, ...]) -> None:
+    """Count one value in the histogram that begins at `first_word`."""
+    slot.add(first_word + bisect_left(bounds_us, value_us))

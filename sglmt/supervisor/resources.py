@@ -1,0 +1,177 @@
+"""Everything an instance holds besides its processes: run directory, port, segment, state page, death pipe.
+
+Owned by the supervisor process. `Claims` is what is claimed before the model is known (name and port);
+`Resources` adds what children are told through, and starts them. Each gives back all it has, in any state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from sglmt.errors import ResourceError, SegmentError
+from sglmt.ipc import shared_memory
+from sglmt.ipc.addresses import socket_path
+from sglmt.ipc.bootstrap import Bootstrap
+from sglmt.ipc.process_identity import own_identity
+from sglmt.ipc.shared_memory import Arguments, Segment, read_arguments
+from sglmt.ipc.state_page import HeaderWord, Slot, SlotWord, StatePage
+from sglmt.messages.frame import Role
+from sglmt.server_args import PortArgs, SchedulerInfo, ServerArgs
+from sglmt.supervisor.environment import child_environment
+from sglmt.supervisor.leftovers import end_leftovers
+from sglmt.supervisor.listener import Listener
+from sglmt.supervisor.rundir import STATE_PAGE, InstanceRecord, RunDir, find_instances
+from sglmt.supervisor.services import Log
+from sglmt.supervisor.slots import SlotTable
+from sglmt.supervisor.spawn import SpawnedChild, spawn
+from sglmt.supervisor.topology import ProcessSpec, slots_needed
+
+
+class Claims:
+    """Name and port of an instance, and its identity."""
+
+    def __init__(self, args: ServerArgs, log: Log) -> None:
+        """Claim the run directory, end and wipe what a killed run left in it, bind the port.
+
+        Raises ConfigError, ResourceError or PortError; nothing is held then.
+        """
+        self.instance_id = secrets.randbits(64) or 1
+        self.identity = own_identity()
+        self._started_at_unix_s = time.time()
+        with contextlib.ExitStack() as undo:
+            self.run_dir = RunDir.claim(args.name, args.runtime_dir)
+            undo.callback(self.run_dir.remove)
+            if ended := end_leftovers(self.run_dir.path / STATE_PAGE):
+                log("warning", "supervisor", f"ended what a killed run left: {', '.join(ended)}")
+            self.run_dir.wipe()
+            self._record(args.name, None)
+            self.listener = Listener.bind(args.host, args.port, lambda port: _holder(port, args.runtime_dir))
+            undo.callback(self.listener.close)
+            self._record(args.name, self.listener.url)
+            undo.pop_all()
+
+    def release(self) -> None:
+        """Give both back."""
+        self.listener.close()
+        self.run_dir.remove()
+
+    def _record(self, name: str, url: str | None) -> None:
+        self.run_dir.write_record(
+            InstanceRecord(
+                name=name, instance_id=f"{self.instance_id:016x}", process=self.identity, url=url,
+                started_at_unix_s=self._started_at_unix_s,
+            )
+        )  # fmt: skip
+
+
+class Resources:
+    """Segment, state page and death pipe: what children are started with."""
+
+    def __init__(self, args: ServerArgs, claims: Claims, model: dict[str, Any], log: Log) -> None:
+        """Sweep segments of the dead, create ours with its first revision. Raises ResourceError."""
+        self._args = args
+        self._claims = claims
+        self._log = log
+        self._run_dir = claims.run_dir.path
+        self.arguments = Arguments(
+            server_args=args.without_secrets(),
+            port_args=PortArgs(
+                run_dir=str(self._run_dir), url=claims.listener.url, host=args.host, port=claims.listener.port
+            ),
+            model_info=model,
+        )
+        with contextlib.ExitStack() as undo:
+            if swept := shared_memory.sweep():
+                log("info", "supervisor", f"removed {len(swept)} shared-memory segments of dead launchers")
+            self.segment = Segment.create(claims.instance_id, claims.identity)
+            undo.callback(self.segment.unlink)
+            self.page = _create_page(self._run_dir / STATE_PAGE, claims.instance_id, slots_needed(args))
+            undo.callback(self.page.close)
+            self.page.set_header(HeaderWord.WORKERS_REQUESTED, args.workers)
+            self.page.set_header(HeaderWord.DETOKENIZERS, args.detokenizers)
+            self.slots = SlotTable(self.page)
+            self._death_read_fd, self._death_write_fd = os.pipe2(os.O_CLOEXEC)
+            undo.callback(self._close_death_pipe)
+            self._write()
+            undo.pop_all()
+
+    def release(self) -> None:
+        """Remove segment and page; close the death pipe, which tells any child that is left."""
+        self._close_death_pipe()
+        self.page.close()
+        self.segment.unlink()
+
+    def publish(self, info: SchedulerInfo) -> None:
+        """Write the next revision when the scheduler's information is new. Raises ResourceError."""
+        if info != self.arguments.scheduler_info:
+            self.arguments = msgspec.structs.replace(self.arguments, scheduler_info=info)
+            self._write()
+
+    def start(self, command: Sequence[str], spec: ProcessSpec, generation: int) -> tuple[Slot, SpawnedChild]:
+        """Start a life of `spec` in a fresh slot, published from before its first instruction.
+
+        Raises OSError or SglmtError, and nothing of it is left then.
+        """
+        self._ensure_segment()
+        slot = self.slots.occupy(spec.role, spec.index, generation)
+        worker = spec.role is Role.TOKENIZER_WORKER
+        bootstrap = Bootstrap(
+            role=spec.role, index=spec.index, generation=generation, slot=slot.number,
+            instance_id=self._claims.instance_id, supervisor_pid=os.getpid(), run_dir=str(self._run_dir),
+            segment_name=self.segment.name, state_page=str(self._run_dir / STATE_PAGE),
+            death_fd=self._death_read_fd, ready_fd=-1,
+            listen_fd=self._claims.listener.fd if worker else None,
+            api_keys=self._args.api_key if worker else (), log_level=self._args.log_level,
+        )  # fmt: skip
+        try:
+            child = spawn(command, spec.name, bootstrap, child_environment(spec.role, os.environ))
+        except BaseException:
+            self.slots.release(slot)
+            raise
+        slot[SlotWord.PID] = child.pid
+        return slot, child
+
+    def ended(self, spec: ProcessSpec, generation: int, slot: Slot) -> None:
+        """A life was reaped: free its slot, remove its socket file."""
+        self.slots.release(slot)
+        socket_path(self._run_dir, spec.role, spec.index, generation).unlink(missing_ok=True)
+
+    def _ensure_segment(self) -> None:
+        """Put the segment back when something removed or damaged it; a child must not die of that."""
+        try:
+            read_arguments(self.segment.name, self._claims.instance_id)
+        except SegmentError as error:
+            self._log("warning", "supervisor", f"{error}; written again")
+            self._write()
+
+    def _write(self) -> None:
+        self.page.set_header(HeaderWord.SEGMENT_REVISION, self.segment.write(self.arguments))
+
+    def _close_death_pipe(self) -> None:
+        os.close(self._death_read_fd)
+        os.close(self._death_write_fd)
+
+
+def _create_page(path: Path, instance_id: int, slots: int) -> StatePage:
+    try:
+        return StatePage.create(path, instance_id, slots)
+    except OSError as error:
+        raise ResourceError(f"state page {path}: {error.strerror}; is the disk full?") from error
+
+
+def _holder(port: int, runtime_dir: str | None) -> str | None:
+    """The instance of this user that has claimed the port, listening or not."""
+    for found in find_instances(runtime_dir):
+        url, pid = found.record.url, found.record.process.pid
+        if found.alive and pid != os.getpid() and url is not None and urlsplit(url).port == port:
+            return f"sglmt instance {found.record.name!r} (pid {pid})"
+    return None

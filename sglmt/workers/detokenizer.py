@@ -1,0 +1,145 @@
+"""DetokenizerManager: token ids to text, stop strings, and the split of each batch by worker. Runs as
+`sglmt::detokenizer:<index>`.
+
+Two event loops, one chosen at start. Multi mode: each batch is split by worker life, turned to text, and every
+worker gets one message with exactly its own rows, through the `SocketMapping`. Single mode: the whole batch
+goes to the one worker. What it decides itself (a stop string met, a gap seen) it tells the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from sglmt.delivery.keys import life_of, make_life, split_life
+from sglmt.ipc.addresses import ipc_address
+from sglmt.ipc.queues import Inbox
+from sglmt.ipc.socket_mapping import SocketMapping
+from sglmt.ipc.state_page import Phase, SlotWord
+from sglmt.messages.columns import Batch
+from sglmt.messages.frame import Prefix, Role, Scope
+from sglmt.messages.registry import kind_of
+from sglmt.messages.to_detokenizer import BatchEmbeddingOutput, BatchTokenIDOutput, ForgetRequests
+from sglmt.messages.to_scheduler import ResumeReq
+from sglmt.workers.child import ChildContext
+from sglmt.workers.counters import FrameReceiver
+from sglmt.workers.peers import PeerOutbox, worker_is_dead
+from sglmt.workers.poll_loop import PollLoop
+from sglmt.workers.row_text import RowText
+
+
+class DetokenizerManager:
+    """Text state of all its requests, and the way to every worker."""
+
+    def __init__(self, child: ChildContext, texts: RowText) -> None:
+        self._child = child
+        self._texts = texts
+        self._context = zmq.Context(io_threads=1)
+        address = ipc_address(child.run_dir, Role.DETOKENIZER, child.index, child.generation)
+        self._inbox = Inbox(self._context, address)
+        self._receiver = FrameReceiver(child)
+        self._scheduler = PeerOutbox(child, self._context, Role.SCHEDULER, 0)
+        self._workers = SocketMapping(self._context, child.run_dir, worker_is_dead(child.page))
+        self._known_lives: set[int] = set()
+        self._deliver: Callable[[BatchTokenIDOutput], None] = (
+            self._deliver_whole if child.args.mode == "single" else self._deliver_split
+        )
+
+    def run(self) -> None:
+        """Serve until asked to stop."""
+        loop = PollLoop(self._child, self._inbox)
+        self._child.ready()
+        while not self._child.stop_requested:
+            loop.wait(None)
+            while (frame := self._inbox.receive()) is not None:
+                self._take(frame)
+            self._report()
+            if loop.housekeeping_is_due():
+                self._housekeeping()
+        self._inbox.close()
+
+    def _take(self, frame: bytes) -> None:
+        prefix = self._receiver.prefix(frame)
+        if prefix is None:
+            return
+        if prefix.scope == Scope.WORKER:  # a control reply in single mode, passed on untouched
+            self._workers.send(make_life(prefix.target_index, prefix.target_generation), frame)
+            return
+        message = self._receiver.message(prefix, frame)
+        if message is not None:
+            self._handle(message, prefix)
+
+    def _handle(self, message: object, prefix: Prefix) -> None:
+        try:
+            if type(message) is BatchTokenIDOutput:
+                self._deliver(message)
+            elif type(message) is BatchEmbeddingOutput:
+                message.check()
+                for life, rows in message.split_by(life_of).items():
+                    self._send(life, rows)
+            elif type(message) is ForgetRequests:
+                self._texts.forget(message.keys)
+            else:
+                self._child.slot.add(SlotWord.UNROUTABLE)
+        except ValueError as error:
+            self._child.slot.add(SlotWord.UNDECODABLE)
+            self._child.log("error", f"batch of kind {prefix.kind} refused: {error}")
+
+    def _deliver_split(self, batch: BatchTokenIDOutput) -> None:
+        for life, rows in batch.split_by(life_of).items():
+            text = self._texts.turn(rows)
+            if text is not None:
+                self._send(life, text)
+
+    def _deliver_whole(self, batch: BatchTokenIDOutput) -> None:
+        text = self._texts.turn(batch)
+        generation = self._child.page.generation(Role.TOKENIZER_WORKER, 0)
+        if text is not None and generation:
+            self._send(make_life(0, generation), text)
+
+    def _send(self, life: int, batch: Batch) -> None:
+        index, generation = split_life(life)
+        frame = self._child.writer.frame(kind_of(batch), Scope.WORKER, batch, index, generation)
+        rows = batch.rows()
+        if self._workers.send(life, frame):
+            slot = self._child.slot
+            slot.add(SlotWord.MESSAGES_OUT)
+            slot.add(SlotWord.ROWS_OUT, rows)
+
+    def _report(self) -> None:
+        """Tell the scheduler what was found."""
+        texts = self._texts
+        for finish in texts.finished:
+            self._scheduler.send(self._child.writer.frame(kind_of(finish), Scope.SCHEDULER, finish))
+        texts.finished.clear()
+        if texts.gaps:
+            resume = ResumeReq(requests=texts.gaps)
+            self._scheduler.send(self._child.writer.frame(kind_of(resume), Scope.SCHEDULER, resume))
+            texts.gaps.clear()
+
+    def _housekeeping(self) -> None:
+        self._scheduler.refresh()
+        self._workers.sweep()
+        lives = {make_life(*life) for life in self._child.page.live(Role.TOKENIZER_WORKER)}
+        self._texts.forget_lives(self._known_lives - lives)
+        self._known_lives = lives
+        slot = self._child.slot
+        slot[SlotWord.IN_FLIGHT] = len(self._texts)
+        slot[SlotWord.BACKLOG_BYTES] = self._scheduler.backlog_bytes + self._workers.backlog_bytes
+        slot[SlotWord.DROPPED_MESSAGES] = self._scheduler.dropped + self._workers.dropped
+        slot[SlotWord.LATE_ROWS] = self._workers.late
+
+
+def run(child: ChildContext) -> None:
+    """Entry of the role: load the token table, then serve."""
+    from sglmt.tokenizer.loading import load_tokenizer
+    from sglmt.tokenizer.model_info import ModelInfo
+    from sglmt.tokenizer.token_table import TokenTable
+
+    child.slot.enter(Phase.LOADING)
+    info = msgspec.convert(child.arguments.model_info, ModelInfo)
+    tokenizer = load_tokenizer(info, "huggingface")
+    texts = RowText(TokenTable.from_tokenizer(tokenizer), child.slot)
+    DetokenizerManager(child, texts).run()

@@ -1,0 +1,325 @@
+"""The worker's side of every request: submit, take rows, deliver each token once, recover. No HTTP here.
+
+Owns the live requests of one worker life. Rows arrive through `take_batch`, called by the inbox handler, which
+hands new text straight to each request's sink: no queue, no task switch a token. `tick` follows the state page
+and sends the list of live requests when it is due.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from typing import Protocol
+
+import zmq
+
+from sglmt.delivery.keys import make_key, make_life
+from sglmt.delivery.live_requests import ListClock, PeerGenerations, columns_of_list
+from sglmt.delivery.progress import Verdict, judge_row
+from sglmt.ipc.state_page import SlotWord
+from sglmt.messages.columns import pack, ragged_bounds, unpack, unpack_ragged
+from sglmt.messages.frame import Role, Scope
+from sglmt.messages.registry import kind_of
+from sglmt.messages.sampling import FinishReason
+from sglmt.messages.to_detokenizer import BatchEmbeddingOutput
+from sglmt.messages.to_scheduler import AbortReq, LiveRequestsReq, ResumeReq
+from sglmt.messages.to_worker import BatchStrOutput, UnknownRequests
+from sglmt.status.histograms import LATENCY_BUCKETS, observe
+from sglmt.workers.child import ChildContext
+from sglmt.workers.live_request import LiveRequest, Sink, Submission
+from sglmt.workers.peers import PeerOutbox
+
+
+class OpenStream(Protocol):
+    """A streaming answer under way."""
+
+    def keep_alive(self, now_s: float) -> None:
+        """Write a comment when nothing was written for long."""
+
+
+class Frontend:
+    """Live requests of one worker life, by key."""
+
+    def __init__(self, child: ChildContext, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._child = child
+        self.slot = child.slot
+        self._page = child.page
+        self.life = make_life(child.index, child.generation)
+        self._counter = 0
+        self.live: dict[int, LiveRequest] = {}
+        next_hop = Role.ROUTER if child.args.mode == "multi" else Role.SCHEDULER
+        self._peer = PeerOutbox(child, context, next_hop, 0)
+        self._clock = ListClock()
+        self._gaps: list[tuple[int, int]] = []
+        self.open_streams: set[OpenStream] = set()
+
+    # out
+
+    def next_key(self) -> int:
+        """A key no other request of this instance has."""
+        self._counter += 1
+        return make_key(self.life, self._counter)
+
+    def submit(self, submission: Submission, choice: int, prompt_tokens: int, sink: Sink) -> LiveRequest:
+        """Send a new request; its answers go to `sink`."""
+        request = LiveRequest(submission, choice, prompt_tokens, sink, self._child.args.max_resubmits)
+        self.live[request.key] = request
+        self.slot[SlotWord.IN_FLIGHT] = len(self.live)
+        self._send(submission)
+        return request
+
+    def cancel(self, requests: list[LiveRequest]) -> None:
+        """Nobody waits for these any more: forget them and free their slots."""
+        keys = [request.key for request in requests if self.live.pop(request.key, None) is not None]
+        if keys:
+            self.slot[SlotWord.IN_FLIGHT] = len(self.live)
+            self.slot.add(SlotWord.REQUESTS_ABORTED, len(keys))
+            self._send(AbortReq(keys=keys))
+
+    def count_prompt_tokens(self, tokens: int) -> None:
+        """Prompt tokens sent to the engine."""
+        self.slot.add(SlotWord.PROMPT_TOKENS, tokens)
+
+    def abort_by_rid(self, rid: str | None, all_requests: bool) -> None:
+        """End requests of any worker by exact rid, or all."""
+        self._send(AbortReq(rid=rid, all_requests=all_requests))
+
+    def _send(self, message: object) -> None:
+        self._peer.send(self._child.writer.frame(kind_of(message), Scope.SCHEDULER, message))
+        self.slot.add(SlotWord.MESSAGES_OUT)
+
+    # in
+
+    def take_batch(self, batch: BatchStrOutput) -> None:
+        """Deliver the rows of one message. Raises ValueError for a malformed one."""
+        batch.check()
+        keys: tuple[int, ...] = unpack("Q", batch.keys)
+        attempts = unpack("I", batch.attempts)
+        offsets = unpack("I", batch.offsets)
+        text_offsets = unpack("I", batch.text_offsets)
+        ids = array("I", batch.output_ids.values)
+        bounds = ragged_bounds(batch.output_ids, "I")
+        texts = batch.texts
+        finishes, logprobs = batch.finish_reasons, batch.output_logprobs
+        extras = bool(finishes or logprobs or batch.on_trial or batch.input_logprobs or batch.cached_tokens)
+        live_get = self.live.get
+        now_s = time.monotonic()
+        slot = self.slot
+        new_tokens = 0
+        for row, key in enumerate(keys):
+            request = live_get(key)
+            if request is None:
+                slot.add(SlotWord.LATE_ROWS)
+                continue
+            start, end = bounds[row], bounds[row + 1]
+            text = texts[row]
+            if (
+                offsets[row] == request.tokens
+                and text_offsets[row] == request.chars
+                and attempts[row] == request.attempt
+                and end > start
+            ):
+                new_ids = ids[start:end]
+                skip_tokens = 0
+            else:
+                judgement = judge_row(
+                    attempt=request.attempt,
+                    tokens=request.tokens,
+                    chars=request.chars,
+                    row_attempt=attempts[row],
+                    row_offset=offsets[row],
+                    row_tokens=end - start,
+                    row_text_offset=text_offsets[row],
+                    row_chars=len(text),
+                    row_finishes=row in finishes,
+                )
+                if judgement.verdict is not Verdict.DELIVER:
+                    self._count_undelivered(judgement.verdict, request)
+                    continue
+                skip_tokens = judgement.skip_tokens
+                new_ids = ids[start + skip_tokens : end]
+                text = text[judgement.skip_chars :]
+            request.chars += len(text)
+            count = len(new_ids)
+            if count:
+                request.tokens += count
+                request.output_ids.extend(new_ids)
+                new_tokens += count
+                if request.first_token_at_s is None:
+                    self._first_token(request, now_s)
+                else:
+                    gap_us = int((now_s - request.last_token_at_s) * 1e6)
+                    observe(slot, SlotWord.ITL_BUCKETS, gap_us, LATENCY_BUCKETS)
+                request.last_token_at_s = now_s
+                request.on_trial = False
+            if extras and self._take_extras(batch, row, request, text, new_ids, skip_tokens):
+                continue
+            if count or text:
+                request.sink.row(request, text, new_ids, None)
+            elif not request.admitted:
+                request.admitted = True
+                request.sink.admitted(request)
+        slot.add(SlotWord.ROWS_IN, len(keys))
+        slot.add(SlotWord.OUTPUT_TOKENS, new_tokens)
+
+    def _take_extras(
+        self,
+        batch: BatchStrOutput,
+        row: int,
+        request: LiveRequest,
+        text: str,
+        new_ids: array[int],
+        skip_tokens: int,
+    ) -> bool:
+        """Columns few rows have. True when the row has been delivered here."""
+        if row in batch.on_trial:
+            request.on_trial = True
+        if row in batch.cached_tokens:
+            request.cached_tokens = batch.cached_tokens[row]
+        if row in batch.input_logprobs:
+            request.input_logprobs = batch.input_logprobs[row]
+        logprobs = batch.output_logprobs.get(row)
+        if logprobs is not None and skip_tokens:
+            logprobs = logprobs.slice(skip_tokens)
+        finish = batch.finish_reasons.get(row)
+        if finish is not None:
+            self._finish(request, text, new_ids, logprobs, finish)
+            return True
+        if logprobs is not None:
+            request.sink.row(request, text, new_ids, logprobs)
+            return True
+        return False
+
+    def _finish(
+        self,
+        request: LiveRequest,
+        text: str,
+        new_ids: array[int],
+        logprobs: object,
+        finish: FinishReason,
+    ) -> None:
+        self.live.pop(request.key, None)
+        slot = self.slot
+        slot[SlotWord.IN_FLIGHT] = len(self.live)
+        slot.add(SlotWord.CACHED_TOKENS, request.cached_tokens)
+        elapsed_us = int((time.monotonic() - request.submitted_at_s) * 1e6)
+        observe(slot, SlotWord.E2E_BUCKETS, elapsed_us, LATENCY_BUCKETS)
+        request.sink.finished(request, text, new_ids, logprobs, finish)  # type: ignore[arg-type]
+
+    def _first_token(self, request: LiveRequest, now_s: float) -> None:
+        request.first_token_at_s = now_s
+        elapsed_us = int((now_s - request.submitted_at_s) * 1e6)
+        slot = self.slot
+        slot.add(SlotWord.TTFT_COUNT)
+        slot.add(SlotWord.TTFT_SUM_US, elapsed_us)
+        observe(slot, SlotWord.TTFT_BUCKETS, elapsed_us, LATENCY_BUCKETS)
+
+    def _count_undelivered(self, verdict: Verdict, request: LiveRequest) -> None:
+        if verdict is Verdict.GAP:
+            self.slot.add(SlotWord.GAP_ROWS)
+            self._gaps.append((request.key, request.attempt))
+        elif verdict is Verdict.STALE:
+            self.slot.add(SlotWord.STALE_ATTEMPT_ROWS)
+        else:
+            self.slot.add(SlotWord.DUPLICATE_ROWS)
+
+    def take_embeddings(self, batch: BatchEmbeddingOutput) -> None:
+        """Deliver embedding rows. Raises ValueError for a malformed message."""
+        batch.check()
+        keys, attempts = unpack("Q", batch.keys), unpack("I", batch.attempts)
+        vectors = unpack_ragged("f", batch.embeddings)
+        for row, key in enumerate(keys):
+            request = self.live.get(key)
+            if request is None or request.attempt != attempts[row]:
+                self.slot.add(SlotWord.LATE_ROWS)
+                continue
+            request.embedding = vectors[row]
+            finish = batch.finish_reasons.get(row) or FinishReason(kind="stop")
+            self._finish(request, "", array("I"), None, finish)
+        self.slot.add(SlotWord.ROWS_IN, len(keys))
+
+    def take_unknown(self, unknown: UnknownRequests) -> None:
+        """The scheduler does not know these: submit them again."""
+        for key, attempt in unknown.requests:
+            request = self.live.get(key)
+            if request is not None and request.attempt == attempt:
+                self._resubmit(request)
+
+    def _resubmit(self, request: LiveRequest) -> None:
+        if request.on_trial:
+            self.fail(request, "engine_died", "the engine died twice on this request; it is not tried again")
+            return
+        if not request.budget.spend(request.tokens):
+            self.fail(request, "engine_died", "the engine died too often without a new token for this request")
+            return
+        self.slot.add(SlotWord.RESUBMISSIONS)
+        self._send(request.next_submission())
+
+    def fail(self, request: LiveRequest, code: str, message: str, status: int = 500) -> None:
+        """End a request by decision of this worker."""
+        finish = FinishReason(kind="error", status=status, code=code, message=message)
+        self._finish(request, "", array("I"), None, finish)
+
+    # recovery
+
+    def tick(self) -> None:
+        """Follow the state page; send the list of live requests when it is due. Call every few milliseconds
+        while something is kept back, at least every 50 ms."""
+        self._peer.refresh()
+        if self._gaps:
+            self._send(ResumeReq(requests=self._gaps))
+            self._gaps = []
+        page = self._page
+        peers = PeerGenerations(
+            page.generation(Role.SCHEDULER, 0),
+            page.generation(Role.ROUTER, 0),
+            tuple(page.generation(Role.DETOKENIZER, index) for index in range(self._child.args.detokenizers)),
+        )
+        now_s = time.monotonic()
+        if self._clock.is_due(now_s, peers, len(self.live)):
+            self._send(self._list())
+            self._clock.sent(now_s, len(self.live))
+
+    def _list(self) -> LiveRequestsReq:
+        keys, attempts, offsets = columns_of_list(
+            (request.key, request.attempt, request.tokens) for request in self.live.values()
+        )
+        return LiveRequestsReq(
+            life=self.life,
+            number=self._clock.next_number(),
+            up_to_counter=self._counter,
+            keys=pack("Q", keys),
+            attempts=pack("I", attempts),
+            offsets=pack("I", offsets),
+        )
+
+    def fail_waiting(self, waited_s: float, finish: FinishReason) -> None:
+        """End requests that have no token yet after `waited_s` (the engine is away for too long)."""
+        now_s = time.monotonic()
+        for request in list(self.live.values()):
+            if not request.tokens and now_s - request.submitted_at_s >= waited_s:
+                self._finish(request, "", array("I"), None, finish)
+
+    def keep_streams_alive(self) -> None:
+        """Comments on streams that have been silent for long. Call about once a second."""
+        now_s = time.monotonic()
+        for stream in list(self.open_streams):
+            stream.keep_alive(now_s)
+
+    def end_all(self, finish: FinishReason) -> None:
+        """End every live request (drain deadline passed) and free their slots."""
+        requests = list(self.live.values())
+        for request in requests:
+            self._finish(request, "", array("I"), None, finish)
+        if requests:
+            self._send(AbortReq(keys=[request.key for request in requests]))
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes kept back because the next hop does not take them now."""
+        return self._peer.backlog_bytes
+
+    @property
+    def dropped(self) -> int:
+        """Frames the next hop did not take."""
+        return self._peer.dropped

@@ -1,0 +1,88 @@
+"""One request a worker waits for: what was submitted, what came back, and whom to tell. Worker process only."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from typing import Protocol
+
+import msgspec
+
+from sglmt.delivery.live_requests import ResubmitBudget
+from sglmt.messages.sampling import FinishReason, TokenLogprobs
+from sglmt.messages.to_scheduler import TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
+
+Submission = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput
+
+
+class Sink(Protocol):
+    """Who receives a request's output, in order and once. Called by the loop that serves all: never waits."""
+
+    def admitted(self, request: LiveRequest) -> None:
+        """The scheduler has taken the request."""
+
+    def row(self, request: LiveRequest, text: str, token_ids: array[int], logprobs: TokenLogprobs | None) -> None:
+        """New text and ids."""
+
+    def finished(
+        self,
+        request: LiveRequest,
+        text: str,
+        token_ids: array[int],
+        logprobs: TokenLogprobs | None,
+        finish: FinishReason,
+    ) -> None:
+        """The last text and ids, and why it ended."""
+
+
+class LiveRequest:
+    """State of one key."""
+
+    __slots__ = (
+        "admitted",
+        "attempt",
+        "budget",
+        "cached_tokens",
+        "chars",
+        "choice",
+        "embedding",
+        "first_token_at_s",
+        "input_logprobs",
+        "key",
+        "last_token_at_s",
+        "on_trial",
+        "output_ids",
+        "prompt_tokens",
+        "sink",
+        "submission",
+        "submitted_at_s",
+        "tokens",
+    )
+
+    def __init__(self, submission: Submission, choice: int, prompt_tokens: int, sink: Sink, max_resubmits: int) -> None:
+        self.key = submission.key
+        self.attempt = submission.attempt
+        self.submission = submission
+        self.choice = choice
+        self.prompt_tokens = prompt_tokens
+        self.sink = sink
+        self.budget = ResubmitBudget(max_resubmits)
+        self.output_ids: array[int] = array("I")
+        self.tokens = 0
+        self.chars = 0
+        self.admitted = False
+        self.on_trial = False
+        self.cached_tokens = 0
+        self.input_logprobs: TokenLogprobs | None = None
+        self.embedding: tuple[float, ...] | None = None
+        self.submitted_at_s = time.monotonic()
+        self.first_token_at_s: float | None = None
+        self.last_token_at_s = 0.0
+
+    def next_submission(self) -> Submission:
+        """The submission of the next attempt: the same request, continued after what was received."""
+        self.attempt += 1
+        common = {"attempt": self.attempt, "resubmits": self.budget.resubmits}
+        if isinstance(self.submission, TokenizedGenerateReqInput):
+            common["prefix_ids"] = self.output_ids.tobytes()  # type: ignore[assignment]
+        return msgspec.structs.replace(self.submission, **common)

@@ -1,0 +1,77 @@
+"""MultiTokenizerRouter: fan-in from all workers to the scheduler, and the way back for replies that are not
+batches. Runs as `sglmt::router` in multi mode.
+
+It reads the fixed prefix of a frame and nothing else. It owns no request: whatever it holds when it dies is
+found again by the workers' lists. Frames for a scheduler that is starting are kept up to a bound.
+"""
+
+from __future__ import annotations
+
+import zmq
+
+from sglmt.delivery.keys import make_life
+from sglmt.ipc.addresses import ipc_address
+from sglmt.ipc.queues import Inbox
+from sglmt.ipc.socket_mapping import SocketMapping
+from sglmt.ipc.state_page import SlotWord
+from sglmt.messages.frame import Role, Scope
+from sglmt.workers.child import ChildContext
+from sglmt.workers.counters import FrameReceiver
+from sglmt.workers.peers import PeerOutbox, worker_is_dead
+from sglmt.workers.poll_loop import PollLoop
+
+
+class MultiTokenizerRouter:
+    """Forwards frames by scope."""
+
+    def __init__(self, child: ChildContext) -> None:
+        self._child = child
+        self._context = zmq.Context(io_threads=1)
+        address = ipc_address(child.run_dir, Role.ROUTER, child.index, child.generation)
+        self._inbox = Inbox(self._context, address)
+        self._receiver = FrameReceiver(child)
+        self._scheduler = PeerOutbox(child, self._context, Role.SCHEDULER, 0)
+        self._workers = SocketMapping(self._context, child.run_dir, worker_is_dead(child.page))
+
+    def run(self) -> None:
+        """Forward until asked to stop."""
+        loop = PollLoop(self._child, self._inbox)
+        self._child.ready()
+        while not self._child.stop_requested:
+            loop.wait(None)
+            while (frame := self._inbox.receive()) is not None:
+                self.forward(frame)
+            if loop.housekeeping_is_due():
+                self._housekeeping()
+        self._inbox.close()
+
+    def forward(self, frame: bytes) -> None:
+        """Send one frame on, untouched."""
+        prefix = self._receiver.prefix(frame)
+        if prefix is None:
+            return
+        slot = self._child.slot
+        if prefix.scope == Scope.SCHEDULER:
+            self._scheduler.send(frame)
+        elif prefix.scope == Scope.WORKER:
+            self._workers.send(make_life(prefix.target_index, prefix.target_generation), frame)
+        elif prefix.scope == Scope.ALL_WORKERS:
+            for index, generation in self._child.page.live(Role.TOKENIZER_WORKER):
+                self._workers.send(make_life(index, generation), frame)
+        else:
+            slot.add(SlotWord.UNROUTABLE)
+            return
+        slot.add(SlotWord.MESSAGES_OUT)
+
+    def _housekeeping(self) -> None:
+        self._scheduler.refresh()
+        self._workers.sweep()
+        slot = self._child.slot
+        slot[SlotWord.BACKLOG_BYTES] = self._scheduler.backlog_bytes + self._workers.backlog_bytes
+        slot[SlotWord.DROPPED_MESSAGES] = self._scheduler.dropped + self._workers.dropped
+        slot[SlotWord.LATE_ROWS] = self._workers.late
+
+
+def run(child: ChildContext) -> None:
+    """Entry of the role."""
+    MultiTokenizerRouter(child).run()

@@ -1,0 +1,319 @@
+"""TokenizerWorker: one HTTP server on the shared port, one tokenizer, and the requests it accepted. Runs as
+`sglmt::tokenizer_worker:<index>`.
+
+One event loop serves everything: HTTP, the inbox (a reader on the queue's descriptor that hands every row to
+its request), and a tick that follows the state page. Long prompts are tokenized in a thread. The worker is
+ready when it can serve, and says so again (`probed`) when a request of its own came back through every
+process. On SIGTERM it stops accepting, lets running requests finish until the drain deadline, and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+import time
+from array import array
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import uvloop
+import zmq
+
+from sglmt import __version__
+from sglmt.http.app import App
+from sglmt.http.auth import ApiKeys
+from sglmt.http.errors import unavailable
+from sglmt.http.generation_handlers import generation_routes, probe_submission
+from sglmt.http.info_handlers import info_routes
+from sglmt.http.limits import ModelLimits
+from sglmt.http.native.info import server_info_body
+from sglmt.http.server import HttpServer
+from sglmt.http.streams import Flusher
+from sglmt.ipc.addresses import http_worker_ipc
+from sglmt.ipc.queues import Inbox
+from sglmt.ipc.state_page import HeaderWord, Phase, SlotWord
+from sglmt.messages.frame import Role
+from sglmt.messages.sampling import FinishReason, TokenLogprobs
+from sglmt.messages.to_detokenizer import BatchEmbeddingOutput
+from sglmt.messages.to_worker import BatchStrOutput, UnknownRequests
+from sglmt.server_args import SchedulerInfo, ServerArgs
+from sglmt.tokenizer.chat_template import ChatTemplate
+from sglmt.tokenizer.loading import Tokenizer, load_chat_template, load_tokenizer
+from sglmt.tokenizer.model_info import ModelInfo
+from sglmt.workers.child import ChildContext
+from sglmt.workers.counters import FrameReceiver
+from sglmt.workers.frontend import Frontend
+from sglmt.workers.live_request import LiveRequest
+
+TICK_S = 0.05
+BUSY_TICK_S = 0.002  # while something is kept back for the next hop
+KEEP_ALIVE_S = 75
+PROBE_PATIENCE_S = 2.0
+
+
+class TokenizerWorker:
+    """One worker process. Implements `sglmt.http.service.Service`."""
+
+    def __init__(self, child: ChildContext, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        self._child = child
+        self._context = zmq.Context(io_threads=1)
+        self.args = child.args
+        self.tokenizer = tokenizer
+        self.template = template
+        self.keys = ApiKeys(child.bootstrap.api_keys)
+        self.frontend = Frontend(child, self._context)
+        self.flusher = Flusher()
+        self.started_unix_s = int(time.time())
+        self._inbox = Inbox(self._context, http_worker_ipc(child.run_dir, self.frontend.life))
+        self._receiver = FrameReceiver(child)
+        self._limits: ModelLimits | None = None
+        self._limits_revision = -1
+        self._worker_slots = [child.slot]
+        self._stopping = asyncio.Event()
+
+    # the loop
+
+    async def run(self) -> None:
+        """Serve until asked to stop."""
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize"))
+        self._child.on_stop(partial(loop.call_soon_threadsafe, self._stopping.set))
+        if self._child.stop_requested:
+            return
+        listen_fd = self._child.bootstrap.listen_fd
+        if listen_fd is None:
+            raise RuntimeError("a tokenizer worker needs the listening socket")
+        app = App(self, {**generation_routes(), **info_routes()}, self._child.slot, self._child.log)
+        self._server = HttpServer(
+            app,
+            socket.socket(fileno=os.dup(listen_fd)),
+            keep_alive_s=KEEP_ALIVE_S,
+            connection_counts=lambda: [slot[SlotWord.CONNECTIONS] for slot in self._worker_slots],
+            count_changed=self._count_connections,
+        )
+        loop.add_reader(self._inbox.fd, self._drain_inbox)
+        loop.add_reader(self._child.death_fd, self._child.supervisor_is_gone)
+        gc.collect()
+        gc.freeze()
+        self._tick()
+        self._child.ready()
+        async with asyncio.TaskGroup() as group:
+            ticking = group.create_task(self._tick_forever())
+            probing = group.create_task(self._probe_then_accept())
+            await self._stopping.wait()
+            probing.cancel()
+            await self._drain()
+            ticking.cancel()
+        self._inbox.close()
+
+    async def _probe_then_accept(self) -> None:
+        """Take connections as soon as a first request has come back (or others already serve)."""
+        if self._child.page.header(HeaderWord.READY):
+            self._server.start_accepting()
+        while not await self.probe_engine(time.monotonic() + PROBE_PATIENCE_S):
+            self._child.log("debug", "no answer to the first request yet")
+        self._child.probed()
+        self._server.start_accepting()
+
+    async def _tick_forever(self) -> None:
+        next_second_s = 0.0
+        while True:
+            await asyncio.sleep(BUSY_TICK_S if self.frontend.unsent_bytes else TICK_S)
+            self._tick()
+            if time.monotonic() >= next_second_s:
+                next_second_s = time.monotonic() + 1.0
+                self._server.tick()
+                self.frontend.keep_streams_alive()
+                self._fail_what_waits_too_long()
+
+    def _tick(self) -> None:
+        self._drain_inbox()
+        self.frontend.tick()
+        self.flusher.flush()
+        slot = self._child.slot
+        slot.beat()
+        slot[SlotWord.BACKLOG_BYTES] = self.frontend.unsent_bytes
+        slot[SlotWord.DROPPED_MESSAGES] = self.frontend.dropped
+        self._worker_slots = self._child.page.serving_slots(Role.TOKENIZER_WORKER)
+
+    def _fail_what_waits_too_long(self) -> None:
+        if not self._child.page.header(HeaderWord.READY):
+            self.frontend.fail_waiting(
+                self.args.engine_wait,
+                FinishReason(
+                    kind="abort",
+                    status=503,
+                    code="engine_away",
+                    message=f"the engine did not come back within {self.args.engine_wait:g} s",
+                    retry_after_s=5,
+                ),
+            )
+
+    def _drain_inbox(self) -> None:
+        """Every frame there is (the descriptor is edge-triggered), then one write a stream."""
+        while (frame := self._inbox.receive()) is not None:
+            self._take(frame)
+        self.flusher.flush()
+
+    def _take(self, frame: bytes) -> None:
+        prefix = self._receiver.prefix(frame)
+        if prefix is None:
+            return
+        message = self._receiver.message(prefix, frame)
+        try:
+            if type(message) is BatchStrOutput:
+                self.frontend.take_batch(message)
+            elif type(message) is BatchEmbeddingOutput:
+                self.frontend.take_embeddings(message)
+            elif type(message) is UnknownRequests:
+                self.frontend.take_unknown(message)
+            elif message is not None:
+                self._child.slot.add(SlotWord.UNROUTABLE)
+        except ValueError as error:
+            self._child.slot.add(SlotWord.UNDECODABLE)
+            self._child.log("error", f"message of kind {prefix.kind} refused: {error}")
+
+    def _count_connections(self, open_connections: int, accepted: int) -> None:
+        slot = self._child.slot
+        slot[SlotWord.CONNECTIONS] = open_connections
+        slot[SlotWord.CONNECTIONS_TOTAL] = accepted
+
+    # the end
+
+    @property
+    def is_draining(self) -> bool:
+        """New requests are refused with 503."""
+        return self._stopping.is_set()
+
+    async def _drain(self) -> None:
+        """Stop accepting; wait for running requests until the deadline; abort the rest, with an answer."""
+        self._child.slot.enter(Phase.DRAINING)
+        self._server.stop_accepting()
+        self._server.close_idle()
+        while self.frontend.live:
+            if time.monotonic() >= self._child.drain_deadline_s(time.monotonic()):
+                self.frontend.end_all(
+                    FinishReason(
+                        kind="abort",
+                        status=503,
+                        code="shutting_down",
+                        message="the server is shutting down and the time for running requests is over",
+                        retry_after_s=1,
+                    )
+                )
+                break
+            await asyncio.sleep(0.01)
+        await self._close_connections(time.monotonic() + 2.0)
+
+    async def _close_connections(self, deadline_s: float) -> None:
+        """Let answers leave, then close what is still open."""
+        while self._server.open_connections and time.monotonic() < deadline_s:
+            self._server.close_idle()
+            self.flusher.flush()
+            await asyncio.sleep(0.01)
+
+    # Service
+
+    @property
+    def limits(self) -> ModelLimits:
+        """Made from the model and, once known, the scheduler's info."""
+        arguments = self._child.reread_arguments()
+        if self._limits is None or self._limits_revision != self._child.segment_revision:
+            self._limits = _limits(self.args, self.tokenizer.info, arguments.scheduler_info)
+            self._limits_revision = self._child.segment_revision
+        return self._limits
+
+    def why_not_ready(self) -> str | None:
+        """None when requests can be served, else the reason."""
+        if self.is_draining or self._child.page.header(HeaderWord.DRAIN_DEADLINE_NS):
+            return "draining"
+        if self._child.page.header(HeaderWord.READY):
+            return None
+        roles = [Role.SCHEDULER, Role.DETOKENIZER, *([Role.ROUTER] if self.args.mode == "multi" else [])]
+        for role in roles:
+            if not self._child.page.serving_slots(role):
+                return f"the {role.label} is not running"
+        return "starting"
+
+    def server_info(self) -> bytes:
+        """The body of `/get_server_info`; secrets redacted. Raises ApiError 503 before the engine is known."""
+        info = self._child.reread_arguments().scheduler_info
+        if info is None:
+            raise unavailable("the engine is still loading", code="not_ready")
+        more = {
+            "tokenizer_backend_in_use": self.tokenizer.backend,
+            "tokenizer_backend_note": self.tokenizer.backend_note,
+            "worker": {"index": self._child.index, "pid": os.getpid()},
+        }
+        return server_info_body(self.args, info, __version__, more)
+
+    async def probe_engine(self, deadline_s: float) -> bool:
+        """Whether one token came through every process before monotonic `deadline_s`."""
+        sink = _ProbeSink()
+        special = set(self.tokenizer.info.special_token_ids)
+        token_id = next(i for i in range(self.tokenizer.vocab_size) if i not in special)
+        request = self.frontend.submit(probe_submission(self.frontend.next_key(), token_id), 0, 1, sink)
+        try:
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline_s - time.monotonic()):
+                return await sink.done
+        except TimeoutError:
+            return False
+        finally:
+            self.frontend.cancel([request])
+
+
+class _ProbeSink:
+    """Waits for one finish."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def admitted(self, request: LiveRequest) -> None:
+        """Not yet an answer."""
+
+    def row(self, request: LiveRequest, text: str, token_ids: array[int], logprobs: TokenLogprobs | None) -> None:
+        """Not yet the end."""
+
+    def finished(
+        self,
+        request: LiveRequest,
+        text: str,
+        token_ids: array[int],
+        logprobs: TokenLogprobs | None,
+        finish: FinishReason,
+    ) -> None:
+        if not self.done.done():
+            self.done.set_result(finish.kind in ("stop", "length"))
+
+
+def _limits(args: ServerArgs, model: ModelInfo, info: SchedulerInfo | None) -> ModelLimits:
+    return ModelLimits(
+        model_name=args.model_name,
+        context_length=info.context_length if info else args.context_length or model.context_length,
+        vocab_size=info.vocab_size if info else model.vocab_size,
+        max_prompts_per_request=args.max_prompts_per_request,
+        engine=args.engine,
+        capabilities=dict(info.capabilities) if info else {},
+        aliases=(Path(model.model_path).name,),
+        eos_token_ids=tuple(model.eos_token_ids),
+        generation_defaults=dict(model.generation_defaults),
+        is_simulator=args.engine == "simulator",
+    )
+
+
+def run(child: ChildContext) -> None:
+    """Entry of the role."""
+    child.slot.enter(Phase.LOADING)
+    info = msgspec.convert(child.arguments.model_info, ModelInfo)
+    tokenizer = load_tokenizer(info, child.args.tokenizer_backend)
+    template = load_chat_template(info)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(child, tokenizer, template))
+
+
+async def _serve(child: ChildContext, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+    await TokenizerWorker(child, tokenizer, template).run()

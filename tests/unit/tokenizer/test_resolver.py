@@ -1,0 +1,69 @@
+"""The resolver child: one JSON object in, one out, whatever happens."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import synthetic
+from model_files import write_hf
+
+from sglmt.tokenizer.default_model import default_model_path
+from sglmt.tokenizer.model_info import ModelInfo
+
+
+def resolver(request: bytes) -> tuple[int, dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "sglmt.tokenizer.resolver"], input=request, capture_output=True, timeout=60
+    )
+    answer = json.loads(done.stdout)
+    assert done.stdout.endswith(b"\n")
+    assert b"Traceback" not in done.stdout + done.stderr
+    return done.returncode, answer
+
+
+def test_a_model(tmp_path: Path) -> None:
+    request = {"model_path": default_model_path(), "cache_dir": str(tmp_path / "cache")}
+    status, answer = resolver(json.dumps(request).encode())
+    assert status == 0
+    info = msgspec.convert(answer["model"], ModelInfo)
+    assert info.vocab_size == 49152
+    assert info.tokenizer_file is not None
+    assert Path(info.tokenizer_file).is_file()
+
+
+def test_a_directory_without_a_fast_tokenizer_is_converted(tmp_path: Path) -> None:
+    """Imports transformers, which may print what it likes."""
+    library = synthetic.byte_level()
+    described = json.loads(library.to_str())["model"]
+    model = write_hf(tmp_path / "model", None, tokenizer_config={"tokenizer_class": "GPT2Tokenizer"})
+    (model / "vocab.json").write_text(json.dumps(described["vocab"]))
+    (model / "merges.txt").write_text("\n".join(" ".join(merge) for merge in described["merges"]))
+    status, answer = resolver(json.dumps({"model_path": str(model), "cache_dir": str(tmp_path / "cache")}).encode())
+    assert (status, answer.get("error")) == (0, None)
+    from sglmt.tokenizer.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(msgspec.convert(answer["model"], ModelInfo))
+    assert tokenizer.encode("the quick brown fox") == library.encode("the quick brown fox").ids
+
+
+@pytest.mark.parametrize(
+    ("request_line", "complaint"),
+    [
+        (b"", "malformed"),
+        (b"{}", "malformed"),
+        (b'{"model_path": "x", "cache_dir": "y", "surprise": 1}', "malformed"),
+        (b'{"model_path": "/no/such", "cache_dir": "y"}', "--model-path /no/such: no such file"),
+    ],
+)
+def test_an_error_is_one_line(request_line: bytes, complaint: str) -> None:
+    status, answer = resolver(request_line)
+    assert status == 1
+    assert list(answer) == ["error"]
+    assert complaint in answer["error"]
+    assert "\n" not in answer["error"]
