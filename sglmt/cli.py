@@ -123,7 +123,10 @@ def launch(
     else:
         from sglmt.launching.foreground import run_in_foreground
 
-        sys.exit(run_in_foreground(configuration.args, configuration.warnings, live, log_file))
+        ended = run_in_foreground(configuration.args, configuration.warnings, live, log_file)
+        if ended.failure is not None:
+            fail(ended.failure.partition("\n")[0], ended.exit_code)  # the rest is in the log already
+        sys.exit(ended.exit_code)
 
 
 def _detach(args: Any, warnings: list[str], log_file: str | None) -> None:
@@ -167,8 +170,7 @@ def status(name: str | None, as_json: bool, runtime_dir: str | None) -> None:
         if as_json:
             write_status(StatusDocument(instances=[]), as_json=True)
         fail(str(error), error.exit_code)
-    deadline_s = time.monotonic() + STATUS_WITHIN_S
-    snapshots = [ask_status(one, deadline_s) for one in found]
+    snapshots = [ask_status(one, time.monotonic() + STATUS_WITHIN_S) for one in found]
     write_status(StatusDocument(instances=snapshots), as_json)
     sys.exit(int(status_exit_code(snapshots)))
 

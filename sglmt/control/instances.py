@@ -23,6 +23,7 @@ from sglmt.supervisor.rundir import CONTROL_SOCKET, FoundInstance, find_instance
 POLL_EVERY_S = 0.02
 STOP_GRACE_S = 30.0  # beyond the drain time: stages of the stop order, each with its own limit
 ANSWER_WITHIN_S = 5.0
+FORCED_ANSWER_WITHIN_S = 2.0
 
 _EXIT_CODES: dict[InstanceState, ExitCode] = {
     "running": ExitCode.OK,
@@ -98,10 +99,9 @@ def stop(found: FoundInstance, drain_s: float | None, now: bool) -> str:
     """
     started_s = time.monotonic()
     name = found.record.name
+    answer_by_s = started_s + (FORCED_ANSWER_WITHIN_S if now else ANSWER_WITHIN_S)
     try:
-        accepted: StopAccepted = call(
-            control_socket(found), Stop(drain_s=drain_s, now=now), started_s + ANSWER_WITHIN_S
-        )
+        accepted: StopAccepted = call(control_socket(found), Stop(drain_s=drain_s, now=now), answer_by_s)
         limit_s = accepted.drain_s + STOP_GRACE_S
     except DeadlineError:
         if not now:

@@ -34,6 +34,7 @@ WRITE_LIMIT_S = 10.0
 SUBSCRIBER_BUFFER_BYTES = 1024 * 1024
 MAX_SOCKET_PATH_BYTES = 107
 _MIN_SNAPSHOT_EVERY_S = 0.1
+TRUSTED_UIDS = frozenset({0})  # besides our own
 _UCRED = struct.Struct("3i")
 
 
@@ -44,7 +45,7 @@ class ControlServer:
         self._path = path
         self._context = context
         self._server: asyncio.Server | None = None
-        self._clients: set[asyncio.Task[None]] = set()
+        self.clients: set[asyncio.Task[None]] = set()
         self.subscriptions = 0  # ever taken
 
     async def start(self) -> None:
@@ -57,16 +58,16 @@ class ControlServer:
         if self._server is not None:
             self._server.close()
         self._path.unlink(missing_ok=True)
-        for client in list(self._clients):
+        for client in list(self.clients):
             client.cancel()
-        await asyncio.gather(*self._clients, return_exceptions=True)
+        await asyncio.gather(*self.clients, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        if task is None or len(self._clients) >= MAX_CLIENTS or not _is_allowed(writer):
+        if task is None or len(self.clients) >= MAX_CLIENTS or not _is_allowed(writer):
             writer.transport.abort()
             return
-        self._clients.add(task)
+        self.clients.add(task)
         try:
             await self._answer(reader, writer)
         except (OSError, TimeoutError):
@@ -74,7 +75,7 @@ class ControlServer:
         except asyncio.CancelledError:
             pass  # close() ends this connection
         finally:
-            self._clients.discard(task)
+            self.clients.discard(task)
             writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -189,4 +190,4 @@ def _is_allowed(writer: asyncio.StreamWriter) -> bool:
     connection = writer.get_extra_info("socket")
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     _pid, uid, _gid = _UCRED.unpack(packed)
-    return uid in (os.getuid(), 0)
+    return uid == os.getuid() or uid in TRUSTED_UIDS

@@ -37,11 +37,11 @@ _EXACT = (
     "min_new_tokens",
     "chosen_logprobs",
     "continue.sampled",
-    "continue.logprobs",
 )
-# seed: other requests in the batch draw from the same generator. continue.greedy: the same to rounding.
+# seed: other requests in the batch disturb the draw. continue.greedy and continue.logprobs: the same but for
+# rounding, which decides between ids that are equally likely to seven digits (1 of 240 continuations differed).
 # continue.penalties: the part before the crash counts as prompt, which presence and frequency leave out.
-_APPROXIMATE = ("seed", "continue.greedy", "continue.seed", "continue.penalties")
+_APPROXIMATE = ("seed", "continue.greedy", "continue.seed", "continue.penalties", "continue.logprobs")
 _REFUSED = (
     "logit_bias",
     "json_schema",
@@ -54,6 +54,11 @@ _REFUSED = (
     "lora",
     "continue.grammar",
 )
+CAPABILITIES = {
+    **dict.fromkeys(_EXACT, Capability.EXACT),
+    **dict.fromkeys(_APPROXIMATE, Capability.APPROXIMATE),
+    **dict.fromkeys(_REFUSED, Capability.REFUSED),
+}
 
 
 class _Running:
@@ -111,11 +116,7 @@ class OpenVinoEngine:
             context_length=context_length if capacity is None else min(context_length, capacity),
             vocab_size=vocab_size,
             max_total_tokens=capacity,
-            capabilities={
-                **dict.fromkeys(_EXACT, Capability.EXACT),
-                **dict.fromkeys(_APPROXIMATE, Capability.APPROXIMATE),
-                **dict.fromkeys(_REFUSED, Capability.REFUSED),
-            },
+            capabilities=dict(CAPABILITIES),
         )
 
     def info(self) -> EngineInfo:

@@ -40,7 +40,7 @@ def find_model(model_path: str, cache_dir: Path, library_version: str) -> Path:
         raise ModelError(f"{path}: no such file or directory; check --model-path")
     if path.suffix.lower() != ".gguf":
         raise ModelError(f"{path}: the openvino engine reads GGUF files and OpenVINO directories, not this")
-    return cache_dir / f"openvino-{_fingerprint(path, library_version)}"
+    return cache_dir / _entry_name(path, library_version)
 
 
 def convert(gguf: Path, target: Path, genai: Any, scheduler_config: Any, properties: dict[str, Any]) -> None:
@@ -55,7 +55,7 @@ def convert(gguf: Path, target: Path, genai: Any, scheduler_config: Any, propert
             genai.ContinuousBatchingPipeline(
                 str(link), scheduler_config, "CPU", {**properties, "enable_save_ov_model": True}
             )
-        except RuntimeError as error:
+        except Exception as error:  # its parser also lets C++ lookup and allocation failures out
             raise ModelError(f"OpenVINO cannot read {gguf}: {first_line(error)}") from error
         link.unlink()
         if not (scratch / MODEL_FILE).is_file():
@@ -63,6 +63,7 @@ def convert(gguf: Path, target: Path, genai: Any, scheduler_config: Any, propert
                 f"OpenVINO converted {gguf} but saved nothing in {scratch}; is there space in the cache directory?"
             )
         _move_into_place(scratch, target)
+        _remove_outdated(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -89,12 +90,16 @@ def first_line(error: BaseException) -> str:
     return (telling or lines or [type(error).__name__])[0]
 
 
-def _fingerprint(path: Path, library_version: str) -> str:
-    """Names this state of the file and the library that converts it."""
+def _entry_name(path: Path, library_version: str) -> str:
+    """`openvino-<which file>-<its state and the library's>`."""
     real = path.resolve()
     status = real.stat()
-    parts = (str(real), str(status.st_size), str(status.st_mtime_ns), library_version)
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    state = f"{status.st_size} {status.st_mtime_ns} {library_version}"
+    return "-".join(("openvino", _digest(str(real)), _digest(state)))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _move_into_place(scratch: Path, target: Path) -> None:
@@ -104,6 +109,14 @@ def _move_into_place(scratch: Path, target: Path) -> None:
         # Another process was faster (a non-empty directory cannot be replaced); its result is as good.
         if not (target / MODEL_FILE).is_file():
             raise
+
+
+def _remove_outdated(target: Path) -> None:
+    """Remove conversions of earlier states of the same file. Who has one open keeps what it has mapped."""
+    same_file, _, _ = target.name.rpartition("-")
+    for entry in target.parent.glob(f"{same_file}-*"):
+        if entry != target:
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 def _sweep(cache_dir: Path) -> None:

@@ -11,7 +11,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from sglmt.http.errors import bad_field, shown
+from sglmt.http.errors import bad_field, context_too_long, shown
+from sglmt.http.limits import ModelLimits
 
 MAX_RID_BYTES = 128
 MAX_STOPS = 64
@@ -83,7 +84,7 @@ def token_ids(value: list[Any], vocab_size: int, param: str) -> list[int]:
     return value
 
 
-def prompt_rows(value: str | list[Any] | None, vocab_size: int, param: str) -> tuple[list[PromptRow], bool]:
+def prompt_rows(value: str | list[Any] | None, limits: ModelLimits, param: str) -> tuple[list[PromptRow], bool]:
     """(rows, whether a batch was asked for) of a text, a list of ids, or a list of either.
 
     Nothing may be empty: not the list, not a text, not a row of ids.
@@ -95,18 +96,25 @@ def prompt_rows(value: str | list[Any] | None, vocab_size: int, param: str) -> t
     if not value:
         raise bad_field(param, "must not be empty")
     if _ROW_TYPES.isdisjoint(map(type, value)):
-        return [(None, token_ids(value, vocab_size, param))], False
-    return [_row(item, vocab_size, f"{param}[{index}]") for index, item in enumerate(value)], True
+        return [(None, _ids(value, limits, param))], False
+    return [_row(item, limits, f"{param}[{index}]") for index, item in enumerate(value)], True
 
 
-def _row(item: Any, vocab_size: int, param: str) -> PromptRow:
+def _row(item: Any, limits: ModelLimits, param: str) -> PromptRow:
     if isinstance(item, str):
         return _text(item, param), None
     if not isinstance(item, list):
         raise bad_field(param, f"a string or a list of token ids is expected, got {_kind(item)}")
-    if not item:
+    return None, _ids(item, limits, param)
+
+
+def _ids(ids: list[Any], limits: ModelLimits, param: str) -> list[int]:
+    """A prompt's ids; one that is too long anyway is not looked through."""
+    if not ids:
         raise bad_field(param, "must not be empty")
-    return None, token_ids(item, vocab_size, param)
+    if len(ids) > limits.context_length:
+        raise context_too_long(limits.context_length, f"{param} has {len(ids)} tokens")
+    return token_ids(ids, limits.vocab_size, param)
 
 
 def _text(text: str, param: str) -> str:

@@ -74,6 +74,12 @@ def bad_field(param: str, problem: str, code: str | None = None) -> ApiError:
     return ApiError(400, f"{param}: {problem}", param, code)
 
 
+def context_too_long(context_length: int, problem: str) -> ApiError:
+    """400 `context_length_exceeded`; `problem` has the number that was asked for. Lengths are tokens."""
+    message = f"This model's maximum context length is {context_length} tokens, but {problem}."
+    return ApiError(400, message, code="context_length_exceeded")
+
+
 def unauthorized() -> ApiError:
     """401: no API key, or not one of ours."""
     message = "a valid API key is required: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"

@@ -13,7 +13,7 @@ import msgspec
 
 from sglmt.errors import ChatTemplateError
 from sglmt.http.checks import MAX_INT64
-from sglmt.http.errors import ApiError, ApiName, bad_request
+from sglmt.http.errors import ApiName, bad_request, context_too_long
 from sglmt.http.formatting import FormatContext, Formatter
 from sglmt.http.limits import ModelLimits
 from sglmt.messages.sampling import LogprobSpec, SamplingParams, TextSpec
@@ -152,18 +152,15 @@ def resolve_max_new_tokens(
     context_length = limits.context_length
     room = context_length - prompt_tokens
     if room < 1 and not (requested == 0 and room == 0):
-        raise _too_long(context_length, f"the prompt has {prompt_tokens} tokens, which leaves no room for an answer")
+        raise context_too_long(
+            context_length, f"the prompt has {prompt_tokens} tokens, which leaves no room for an answer"
+        )
     if requested is None:
         return room if default is None else min(default, room)
     if requested > room:
         total = prompt_tokens + requested
-        raise _too_long(
+        raise context_too_long(
             context_length,
             f"{total} tokens are asked for ({prompt_tokens} in the prompt and {requested} in the answer)",
         )
     return requested
-
-
-def _too_long(context_length: int, problem: str) -> ApiError:
-    message = f"This model's maximum context length is {context_length} tokens, but {problem}."
-    return bad_request(message, None, "context_length_exceeded")

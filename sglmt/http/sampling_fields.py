@@ -53,9 +53,12 @@ def build_sampling(
     min_new_tokens: int,
     max_new_tokens: int | None,
     prefix: str = "",
+    min_param: str = "min_tokens",
     json_schema: str | None = None,
 ) -> SamplingParams:
-    """The engine's parameters. `seed` and `min_new_tokens` are checked already; `prefix` goes before field names.
+    """The engine's parameters. `seed` and `min_new_tokens` (field `min_param`) are checked already.
+
+    `prefix` goes before field names in errors.
 
     Raises ApiError for a value out of range or a feature the engine refuses.
     """
@@ -66,9 +69,8 @@ def build_sampling(
         temperature, top_p = 0.0, 1.0
     schema, regex, ebnf = _constraint(fields, json_schema, prefix)
     if max_new_tokens is not None and min_new_tokens > max_new_tokens:
-        raise bad_field(
-            f"{prefix}min_tokens", f"{min_new_tokens} is more than the {max_new_tokens} that may be generated"
-        )
+        problem = f"{min_new_tokens} is more than the {max_new_tokens} that may be generated"
+        raise bad_field(prefix + min_param, problem)
     sampling = SamplingParams(
         max_new_tokens=max_new_tokens or 0,
         min_new_tokens=min_new_tokens,
@@ -89,7 +91,7 @@ def build_sampling(
         regex=regex,
         ebnf=ebnf,
     )
-    _check_engine(sampling, limits, prefix)
+    _check_engine(sampling, limits, prefix, min_param)
     return sampling
 
 
@@ -163,7 +165,7 @@ def schema_text(schema: str | dict[str, Any], param: str) -> str:
     return msgspec.json.encode(value).decode("utf-8")
 
 
-def _check_engine(sampling: SamplingParams, limits: ModelLimits, prefix: str) -> None:
+def _check_engine(sampling: SamplingParams, limits: ModelLimits, prefix: str, min_param: str) -> None:
     if sampling == _NEUTRAL_BY_DEFAULT:
         return
     for feature, param, asked in (
@@ -175,7 +177,7 @@ def _check_engine(sampling: SamplingParams, limits: ModelLimits, prefix: str) ->
         ("penalties", "presence_penalty", sampling.presence_penalty != 0.0),
         ("penalties", "repetition_penalty", sampling.repetition_penalty != 1.0),
         ("seed", "seed", sampling.seed is not None),
-        ("min_new_tokens", "min_new_tokens", sampling.min_new_tokens > 0),
+        ("min_new_tokens", min_param, sampling.min_new_tokens > 0),
         ("stop_token_ids", "stop_token_ids", bool(sampling.stop_token_ids)),
         ("logit_bias", "logit_bias", sampling.logit_bias is not None),
         ("json_schema", "json_schema", sampling.json_schema is not None),

@@ -17,14 +17,15 @@ from typing import Literal
 
 import msgspec
 
-from sglmt.control.protocol import Controlled
-from sglmt.errors import ExitCode, SglmtError
+from sglmt.errors import ExitCode
 from sglmt.ipc.process_identity import ProcessIdentity, identity_of
 from sglmt.launching.foreground import open_log_file
 from sglmt.launching.session import Session, SessionControl, run_supervisor
 from sglmt.server_args import ServerArgs
 from sglmt.supervisor.logs import LineWriter, LogSink
+from sglmt.supervisor.supervisor import Supervisor
 
+LOG_FILE = "log"
 TAIL_LINES = 20
 TAIL_BYTES = 16 * 1024
 
@@ -37,7 +38,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     url: str = ""
     message: str = ""
     exit_code: int = 0
-    tail: list[str] = []
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,16 +93,10 @@ def _supervise(args: ServerArgs, warnings: list[str], report_fd: int, early_log:
         session = _BackgroundSession(args, sink, LineWriter(1), early_log)
         for warning in warnings:
             sink.log("warning", "supervisor", warning)
-        message = ""
-        try:
-            code = run_supervisor(args, session, sink, lambda url: reporter.send(Report(event="ready", url=url)))
-        except SglmtError as error:
-            code, message = int(error.exit_code), str(error)
-        tail = [line.render() for line in sink.recent(TAIL_LINES)]
-        if not message:
-            errors = [line.text for line in sink.recent() if line.level == "error"]
-            message = errors[-1] if errors else "the instance ended before it was ready"
-        reporter.send(Report(event="failed", message=message, exit_code=code, tail=tail))
+        ended = run_supervisor(args, session, sink, lambda url: reporter.send(Report(event="ready", url=url)))
+        code = ended.exit_code
+        message = ended.failure or "stopped before it was ready"
+        reporter.send(Report(event="failed", message=message, exit_code=code))
     except BaseException:  # the last frame of this process: whatever it was, the log has it
         import traceback
 
@@ -118,11 +112,11 @@ class _BackgroundSession(Session):
         super().__init__(args, sink, writer, live=False)
         self._early_log = early_log
 
-    def control(self, instance: Controlled, socket_path: Path) -> SessionControl:
+    def control(self, instance: Supervisor) -> SessionControl:
         """As for any session; the log moves first, so that it holds everything from here on."""
         if self._early_log:
-            move_output(socket_path.parent / "log")
-        return super().control(instance, socket_path)
+            move_output(instance.run_dir / LOG_FILE)
+        return super().control(instance)
 
 
 def move_output(path: Path) -> None:
@@ -180,11 +174,13 @@ def _wait_for_ready(report_fd: int, log_fd: int) -> Outcome:
                 report = msgspec.json.decode(line, type=Report)
                 if report.event == "started":
                     daemon = identity_of(report.pid)
+                    if interrupts:
+                        _ask_to_stop(daemon)
                 elif report.event == "ready" and not interrupts:
                     return Outcome(exit_code=0, url=report.url)
                 elif report.event == "failed" and not interrupts:
                     code = report.exit_code or int(ExitCode.FAILURE)
-                    return Outcome(exit_code=code, message=report.message, tail=report.tail)
+                    return Outcome(exit_code=code, message=report.message)
             if not part:
                 return _ended_without_word(daemon, log_fd, interrupts)
     finally:
@@ -206,7 +202,10 @@ def _ended_without_word(daemon: ProcessIdentity | None, log_fd: int, interrupts:
     """The pipe is at its end. After an interrupt that is what was asked for; else the supervisor was killed."""
     if interrupts:
         while daemon is not None and not daemon.is_proven_gone():
-            time.sleep(0.05)
+            try:
+                time.sleep(0.05)
+            except _Interrupted:
+                _ask_to_stop(daemon)
         return Outcome(exit_code=int(ExitCode.KILLED_NOW), message="interrupted; the instance was stopped")
     return Outcome(
         exit_code=int(ExitCode.FAILURE),

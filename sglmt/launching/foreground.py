@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from sglmt.launching.session import Session, run_supervisor
+from sglmt.launching.session import Ended, Session, run_supervisor
 from sglmt.server_args import ServerArgs
 from sglmt.supervisor.logs import LineWriter, LogSink
 
@@ -23,8 +23,8 @@ def wants_live_view(live: bool | None, environment: Mapping[str, str], is_termin
     return is_terminal and not dumb and not environment.get("NO_COLOR")
 
 
-def run_in_foreground(args: ServerArgs, warnings: list[str], live: bool | None, log_file: str | None) -> int:
-    """Run until stopped; the exit code. Raises SglmtError when it could not start."""
+def run_in_foreground(args: ServerArgs, warnings: list[str], live: bool | None, log_file: str | None) -> Ended:
+    """Run until stopped."""
     fd = STDOUT_FD if log_file is None else open_log_file(log_file)
     shows_live = log_file is None and wants_live_view(live, os.environ, os.isatty(STDOUT_FD))
     writer = LineWriter(fd)

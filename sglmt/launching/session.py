@@ -14,14 +14,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from sglmt.control.commands import Context
-from sglmt.control.protocol import Controlled
 from sglmt.control.server import ControlServer
 from sglmt.server_args import ServerArgs
 from sglmt.supervisor.environment import child_environment
 from sglmt.supervisor.logs import LineWriter, LogSink
+from sglmt.supervisor.rundir import CONTROL_SOCKET
+from sglmt.supervisor.supervisor import Supervisor
 
 _SHOW_CURSOR = "\x1b[?25h"
 LIVE_VIEW_ENDS_WITHIN_S = 1.0
@@ -69,6 +71,14 @@ class LiveView:
             return False
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended: its exit code and, when it failed, why (the first line says it all)."""
+
+    exit_code: int
+    failure: str | None
+
+
 class Session:
     """The output side of one run."""
 
@@ -81,8 +91,9 @@ class Session:
         self._server: ControlServer | None = None
         sink.use_writer(None if live else writer)
 
-    def control(self, instance: Controlled, socket_path: Path) -> SessionControl:
+    def control(self, instance: Supervisor) -> SessionControl:
         """The control factory the supervisor calls once its run directory exists."""
+        socket_path = instance.run_dir / CONTROL_SOCKET
         context = Context(instance=instance, logs=self._sink, drain_s=self._args.drain_timeout)
         self._server = ControlServer(socket_path, context)
         return SessionControl(self, self._server, socket_path)
@@ -136,17 +147,15 @@ class SessionControl:
         await self._session.close_live()
 
 
-def run_supervisor(args: ServerArgs, session: Session, sink: LogSink, on_ready: Callable[[str], None]) -> int:
-    """Run the supervisor to its end; its exit code. `on_ready` gets the URL. Raises SglmtError."""
-    from sglmt.supervisor.supervisor import Supervisor
+def run_supervisor(args: ServerArgs, session: Session, sink: LogSink, on_ready: Callable[[str], None]) -> Ended:
+    """Run the supervisor to its end. `on_ready` gets the URL."""
 
-    supervisor = Supervisor(
-        args,
-        log=sink.log,
-        on_ready=lambda: on_ready(supervisor.snapshot().url),
-        control_factory=session.control,
-    )
+    def ready() -> None:
+        on_ready(supervisor.url)
+
+    supervisor: Supervisor = Supervisor(args, log=sink.log, on_ready=ready, control_factory=session.control)
     try:
-        return int(asyncio.run(supervisor.run()))
+        code = asyncio.run(supervisor.run())
     finally:
         session.finish()
+    return Ended(code, supervisor.failure)

@@ -37,7 +37,6 @@ class BatchTokenIDOutput(Batch, kw_only=True, omit_defaults=True):
     output_ids: Annotated[RaggedColumn, Ragged("I")]
     text_specs: Annotated[dict[int, TextSpec], Sparse()] = {}
     finish_reasons: Annotated[dict[int, FinishReason], Sparse()] = {}
-    on_trial: Annotated[dict[int, bool], Sparse()] = {}  # suspected of killing the engine, about to run alone
     rids: Annotated[list[str | None] | None, Objects()] = None
     output_logprobs: Annotated[dict[int, TokenLogprobs], Sparse()] = {}
     input_logprobs: Annotated[dict[int, TokenLogprobs], Sparse()] = {}

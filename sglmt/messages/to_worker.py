@@ -38,7 +38,6 @@ class BatchStrOutput(Batch, kw_only=True, omit_defaults=True):
     output_ids: Annotated[RaggedColumn, Ragged("I")]
     texts: Annotated[list[str], Objects()]
     finish_reasons: Annotated[dict[int, FinishReason], Sparse()] = {}
-    on_trial: Annotated[dict[int, bool], Sparse()] = {}
     rids: Annotated[list[str | None] | None, Objects()] = None
     output_logprobs: Annotated[dict[int, TokenLogprobs], Sparse()] = {}
     input_logprobs: Annotated[dict[int, TokenLogprobs], Sparse()] = {}

@@ -53,7 +53,7 @@ class Screen:
 
 def log_text(line: LogLine) -> Text:
     """One log line, coloured by its level."""
-    return Text(line.render(), style=_LINE_STYLES.get(line.level, ""), overflow="fold")
+    return Text(line.render(short=True), style=_LINE_STYLES.get(line.level, ""), overflow="fold")
 
 
 def show(event: Event, screen: Screen, live: Live) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -17,6 +18,7 @@ from sglmt.status.figures import MISSING, duration, milliseconds, percent, rate,
 from sglmt.status.snapshot import InstanceSnapshot, ProcessSnapshot, StatusDocument
 
 SIMULATOR_NOTE = "engine simulator (makes up tokens)"
+OLD_NEWS_S = 3600.0  # a restart this long ago is no longer told; it stays counted
 NARROW = 60  # columns below which a row shows less
 
 _STATE_STYLES = {
@@ -135,12 +137,12 @@ def facts(snapshot: InstanceSnapshot, canvas: Canvas) -> list[Text]:
     """Why it is not simply running; what serves; totals. Only what is known."""
     lines: list[Text] = []
     if snapshot.reason:
-        lines.append(Text(canvas.fit(snapshot.reason, 1000), style="yellow"))
-    if snapshot.state in ("stale", "unreachable"):
+        lines.append(Text("why: " + canvas.fit(snapshot.reason, 1000), style="yellow"))
+    if not snapshot.engine:  # nobody has told us more than its files do
         return lines
     engine = SIMULATOR_NOTE if snapshot.simulator else f"engine {snapshot.engine}"
     ready = f"{snapshot.workers.ready}/{snapshot.workers.requested} workers ready"
-    model = "model " + canvas.fit(snapshot.model, max(20, canvas.width - 8))
+    model = "model " + canvas.fit(PurePath(snapshot.model).name or snapshot.model, max(20, canvas.width - 8))
     lines += _flow([model, engine, ready, f"{snapshot.mode} mode"], canvas)
     totals = snapshot.totals
     lines += _flow(
@@ -186,8 +188,12 @@ def trouble_lines(snapshot: InstanceSnapshot, canvas: Canvas) -> list[Text]:
 
 def _trouble(process: ProcessSnapshot) -> str | None:
     parts = []
+    if process.state == "RUNNING" and process.uptime_s > OLD_NEWS_S:
+        return None
     if process.restarts:
-        parts.append("restarted once" if process.restarts == 1 else f"restarted {process.restarts} times")
+        times = "once" if process.restarts == 1 else f"{process.restarts} times"
+        ago = f", {duration(process.uptime_s)} ago" if process.state == "RUNNING" else ""
+        parts.append(f"restarted {times}{ago}")
     if process.last_exit is not None and (process.restarts or process.state in ("BACKOFF", "FATAL")):
         last = process.last_exit
         how = last.signal or (f"exit code {last.exit_code}" if last.exit_code is not None else "")

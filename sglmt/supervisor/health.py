@@ -7,6 +7,7 @@ stopped, whatever its heartbeat. Time in which the supervisor itself did not run
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sglmt.ipc.state_page import Phase
@@ -45,8 +46,10 @@ class HealthMonitor:
         self._last_round_s: float | None = None
         self._excused_until_s = 0.0
 
-    def begin_round(self, now_s: float) -> None:
-        """Call before judging: notices when the supervisor itself was not running for a while."""
+    def begin_round(self, now_s: float, living: Collection[tuple[str, int]]) -> None:
+        """Call before judging: notices when the supervisor itself was not running for a while. `living`: the
+        keys there are; others are forgotten."""
+        self._stopped_since_s = {key: since for key, since in self._stopped_since_s.items() if key in living}
         if self._last_round_s is not None and now_s - self._last_round_s > _OWN_GAP_S:
             self._excused_until_s = now_s
             self._stopped_since_s.clear()
@@ -62,12 +65,8 @@ class HealthMonitor:
         self._stopped_since_s.pop(key, None)
         return self._judge_heartbeat(vitals, now_s)
 
-    def forget(self, key: tuple[str, int]) -> None:
-        """The life has ended."""
-        self._stopped_since_s.pop(key, None)
-
     def _judge_heartbeat(self, vitals: Vitals, now_s: float) -> str | None:
-        if vitals.ready_at_s is None or vitals.phase == Phase.EXITING:
+        if vitals.ready_at_s is None:
             return None
         seen_s = max(vitals.heartbeat_s, vitals.ready_at_s, self._excused_until_s)
         if vitals.phase == Phase.STEPPING:

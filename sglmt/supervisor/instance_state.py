@@ -20,12 +20,7 @@ class Member:
     role: Role
     name: str
     state: State
-    probed: bool  # workers: a request of its own came back through every process
-
-    @property
-    def serves(self) -> bool:
-        """Whether it does its part now."""
-        return self.state is State.RUNNING and (self.probed or self.role is not Role.TOKENIZER_WORKER)
+    serves: bool  # RUNNING, and for a worker: a request of its own came back through every process
 
 
 @dataclass(frozen=True)

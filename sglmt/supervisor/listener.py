@@ -15,6 +15,7 @@ import errno
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 
@@ -90,7 +91,7 @@ class Listener:
         self._socket.close()
 
 
-def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str | int, ...]]:
+def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -99,7 +100,7 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str | in
     return found[0][0], found[0][4]
 
 
-def _bind(family: socket.AddressFamily, address: tuple[str | int, ...]) -> socket.socket:
+def _bind(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM)  # close-on-exec, as all descriptors here
     try:
         bound.setblocking(False)

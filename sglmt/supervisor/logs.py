@@ -41,10 +41,15 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     text: str
 
-    def render(self) -> str:
-        """`2026-11-29 21:00:00.123 INFO  tokenizer_worker:0 | text`, local time, no newline."""
+    def render(self, short: bool = False) -> str:
+        """`2026-11-29 21:00:00.123 INFO  tokenizer_worker:0 | text`, local time, no newline.
+
+        `short` leaves out the day and the fraction, for a narrow terminal that somebody is watching.
+        """
         at = datetime.fromtimestamp(self.at_unix_s)
         stamp = at.strftime("%Y-%m-%d %H:%M:%S") + f".{at.microsecond // 1000:03d}"
+        if short:
+            stamp = at.strftime("%H:%M:%S")
         return f"{stamp} {_LABELS.get(self.level, self.level)} {self.source} | {self.text}"
 
 

@@ -17,7 +17,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from sglmt.errors import SglmtError
-from sglmt.ipc.state_page import Slot, SlotWord
+from sglmt.ipc.state_page import Slot
+from sglmt.messages.frame import Role
 from sglmt.supervisor import lifecycle
 from sglmt.supervisor.lifecycle import (
     Action,
@@ -67,7 +68,7 @@ class ManagedProcess:
         self.spec = spec
         self.life = lifecycle.new_life(spec.name, spec.policy, last_generation)
         self.run: Run | None = None
-        self.last_failure: str | None = None  # why the previous life ended, in its own words
+        self.last_failure: str | None = None  # why the previous life failed: its own words, or why it was ended
         self.last_tail: list[str] = []
         self.beyond_budget = False  # its budget is spent and it has not been ready since
         self._services = services
@@ -89,6 +90,11 @@ class ManagedProcess:
     def probed(self) -> bool:
         """A worker's own request came back through every process."""
         return self.run is not None and self.run.probed
+
+    @property
+    def serves(self) -> bool:
+        """Ready, and for a worker: proven so."""
+        return self.life.state is State.RUNNING and (self.probed or self.spec.role is not Role.TOKENIZER_WORKER)
 
     def tail(self) -> list[str]:
         """The last lines of this life, and before them those of the previous one."""
@@ -215,15 +221,12 @@ class ManagedProcess:
     def reap(self) -> None:
         """If the process has ended: read its last words, end what is left of its group, tell the machine."""
         run = self.run
-        if run is None or os.waitid(os.P_PID, run.child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if run is None or not _has_ended(run.child.pid):
             return
         self._bury(run)
-        ended = os.waitid(os.P_PID, run.child.pid, os.WEXITED)
-        assert ended is not None
-        by_signal = ended.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
-        code, sig = (None, ended.si_status) if by_signal else (ended.si_status, None)
+        code, sig = _exit_status(run.child.pid)
         self.run = None
-        self.last_failure, self.last_tail = run.failure, list(run.tail)
+        self.last_failure, self.last_tail = run.failure or self.life.trouble, list(run.tail)
         if run.failure is not None:
             self._services.log("error", "supervisor", f"{self.name} gives the cause: {run.failure}")
         self._services.turn_finished(self.name)
@@ -262,7 +265,7 @@ class ManagedProcess:
         if run is None:
             return
         deadline_s = time.monotonic() + _REAP_WITHIN_S
-        while os.waitid(os.P_PID, run.child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        while not _has_ended(run.child.pid):
             if time.monotonic() > deadline_s:
                 self._services.log("error", "supervisor", f"{self.name} (pid {run.child.pid}) survives KILL")
                 break
@@ -270,3 +273,22 @@ class ManagedProcess:
         self._bury(run)
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, run.child.pid, os.WEXITED | os.WNOHANG)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child has ended; its status is left to be read."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True  # somebody took it
+
+
+def _exit_status(pid: int) -> tuple[int | None, int | None]:
+    """Reap an ended child: (exit code, signal), one of them None; both when somebody else has reaped it."""
+    try:
+        ended = os.waitid(os.P_PID, pid, os.WEXITED)
+    except ChildProcessError:
+        return None, None
+    assert ended is not None
+    by_signal = ended.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
+    return (None, ended.si_status) if by_signal else (ended.si_status, None)

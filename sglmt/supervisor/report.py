@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from sglmt import __version__
+from sglmt.ipc.shared_memory import SEGMENT_BYTES
 from sglmt.ipc.state_page import Phase, Slot, SlotWord
 from sglmt.messages.frame import Role
-from sglmt.status.snapshot import LastExit, ProcessSnapshot, TotalsSnapshot
+from sglmt.server_args import ServerArgs
+from sglmt.status.snapshot import (
+    InstanceSnapshot,
+    LastExit,
+    ProcessSnapshot,
+    SegmentSnapshot,
+    TotalsSnapshot,
+    WorkersSnapshot,
+)
+from sglmt.supervisor.instance_state import Verdict
 from sglmt.supervisor.lifecycle import State
-from sglmt.supervisor.observe import Usage
+from sglmt.supervisor.observe import Usage, UsageSampler
 from sglmt.supervisor.process import ManagedProcess
+from sglmt.supervisor.resources import Resources
 from sglmt.supervisor.restart_policy import signal_name
 from sglmt.supervisor.slots import COUNTERS, SlotTable
 
@@ -37,6 +50,63 @@ class RateMeter:
         (start_s, requests, tokens), (end_s, more_requests, more_tokens) = self._samples[0], self._samples[-1]
         span_s = max(end_s - start_s, 1e-3)
         return (more_requests - requests) / span_s, (more_tokens - tokens) / span_s
+
+
+class Reporter:
+    """What an instance tells of itself; keeps what was seen before, for rates and processor use."""
+
+    def __init__(self, args: ServerArgs) -> None:
+        self._args = args
+        self._started_at_s = time.monotonic()
+        self._usage = UsageSampler()
+        self._rates = RateMeter()
+
+    def sample(self, now_s: float, processes: Sequence[ManagedProcess], resources: Resources) -> None:
+        """Once a second, for the rates."""
+        self._rates.sample(now_s, *worker_counters(resources.slots, living_slots(processes)))
+
+    def snapshot(
+        self,
+        instance_id: int,
+        url: str,
+        verdict: Verdict,
+        processes: Sequence[ManagedProcess],
+        resources: Resources | None,
+    ) -> InstanceSnapshot:
+        """Everything `status` knows. `resources` is None before they exist and after they are gone."""
+        now_s, args = time.monotonic(), self._args
+        workers = [p for p in processes if p.spec.role is Role.TOKENIZER_WORKER]
+        totals, shm = TotalsSnapshot(), None
+        if resources is not None:
+            totals = describe_totals(resources.slots, living_slots(processes), self._rates)
+            shm = SegmentSnapshot(name=resources.segment.name, bytes=SEGMENT_BYTES)
+        return InstanceSnapshot(
+            name=args.name,
+            instance_id=f"{instance_id:016x}",
+            pid=os.getpid(),
+            state=verdict.state,
+            url=url,
+            engine=args.engine,
+            model=args.model_path or "default",
+            mode=args.mode,
+            workers=WorkersSnapshot(requested=args.workers, ready=sum(worker.serves for worker in workers)),
+            shm=shm,
+            processes=self._rows(processes, now_s),
+            reason=verdict.reason,
+            uptime_s=now_s - self._started_at_s,
+            version=__version__,
+            simulator=args.engine == "simulator",
+            totals=totals,
+        )
+
+    def _rows(self, processes: Sequence[ManagedProcess], now_s: float) -> list[ProcessSnapshot]:
+        own_pid = os.getpid()
+        usage = self._usage.look([own_pid, *(p.run.child.pid for p in processes if p.run is not None)])
+        rows = [describe_supervisor(own_pid, usage[own_pid], now_s - self._started_at_s)]
+        for process in processes:
+            pid = process.run.child.pid if process.run is not None else 0
+            rows.append(describe_process(process, usage.get(pid, Usage()), now_s))
+        return rows
 
 
 def living_slots(processes: Iterable[ManagedProcess]) -> list[Slot]:
@@ -103,12 +173,12 @@ def describe_process(process: ManagedProcess, usage: Usage, now_s: float) -> Pro
     )
 
 
-def describe_supervisor(pid: int, usage: Usage, uptime_s: float, heartbeat_age_ms: float) -> ProcessSnapshot:
+def describe_supervisor(pid: int, usage: Usage, uptime_s: float) -> ProcessSnapshot:
     """The supervisor's own row."""
     return ProcessSnapshot(
         role=Role.SUPERVISOR.label, index=0, pid=pid, generation=1, state=str(State.RUNNING), restarts=0,
         uptime_s=uptime_s, rss_bytes=usage.rss_bytes, pss_bytes=usage.pss_bytes, cpu_percent=usage.cpu_percent,
-        heartbeat_age_ms=heartbeat_age_ms, in_flight=0,
+        heartbeat_age_ms=0.0, in_flight=0,
     )  # fmt: skip
 
 

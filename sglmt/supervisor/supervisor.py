@@ -14,43 +14,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
-from sglmt import __version__
 from sglmt.errors import ExitCode, SglmtError
-from sglmt.ipc.shared_memory import SEGMENT_BYTES
 from sglmt.ipc.state_page import HeaderWord, Slot, SlotWord
 from sglmt.messages.frame import Role
 from sglmt.server_args import SchedulerInfo, ServerArgs
-from sglmt.status.snapshot import InstanceSnapshot, InstanceState, SegmentSnapshot, TotalsSnapshot, WorkersSnapshot
-from sglmt.supervisor import report
+from sglmt.status.snapshot import InstanceSnapshot
+from sglmt.supervisor.endings import Ending, because_of, failed_start, no_worker_left
 from sglmt.supervisor.environment import raise_open_files_limit, seal_inherited_descriptors
 from sglmt.supervisor.inbox import Inbox
 from sglmt.supervisor.instance_state import Member, Verdict, backend_is_up, judge_instance
 from sglmt.supervisor.lifecycle import StartRequested, State, StopRequested
-from sglmt.supervisor.observe import Usage, UsageSampler
 from sglmt.supervisor.process import ManagedProcess
 from sglmt.supervisor.reaper import is_init, reap_strangers
+from sglmt.supervisor.report import Reporter
 from sglmt.supervisor.resolve_model import cache_directory, resolve_model
 from sglmt.supervisor.resources import Claims, Resources
 from sglmt.supervisor.services import Log
 from sglmt.supervisor.spawn import SpawnedChild, child_command
 from sglmt.supervisor.spawn_turns import SpawnTurns
+from sglmt.supervisor.stop_signals import StopSignals
 from sglmt.supervisor.stopping import StopPlan
-from sglmt.supervisor.topology import ProcessSpec, tree_code, wanted_processes
+from sglmt.supervisor.topology import ProcessSpec, wanted_processes
 from sglmt.supervisor.watch import Watch
 
 TICK_S = 0.1
-START_ATTEMPTS = 3
-"""Deaths of one process before the instance has ever been ready that end the start; one, if it says why."""
-SAME_REQUEST_S = 0.3
-"""Signals this close together are one request: a terminal and a wrapper may both pass it on."""
-_SHOWN_LINES = 12
 _ENDED = frozenset({State.STOPPED, State.FATAL})
 
 
@@ -91,17 +85,15 @@ class Supervisor:
         self._resolver = resolver
         self._handle_signals = handle_signals
         self._exit_code = ExitCode.OK.value
-        self._started_at_s = time.monotonic()
         self._processes: dict[str, ManagedProcess] = {}
         self._turns = SpawnTurns(os.cpu_count() or 1)
         self._watch = Watch(args)
-        self._usage = UsageSampler()
-        self._rates = report.RateMeter()
+        self._reporter = Reporter(args)
         self._stop: StopPlan | None = None
-        self._last_signal_s: float | None = None
         self._was_ready = False
         self._backend_up_since_s: float | None = None
         self._next_second_s = 0.0
+        self._others: set[int] = set()
         self._claims: Claims | None = None
         self._resources: Resources | None = None
         self._inbox: Inbox | None = None
@@ -130,7 +122,9 @@ class Supervisor:
         seal_inherited_descriptors()
         raise_open_files_limit()
         if self._handle_signals:
-            self._install_signals(cleanup)
+            signals = StopSignals(lambda name, first: self.post(lambda: self._signalled(name, first)))
+            signals.install(self.loop)
+            cleanup.callback(signals.remove, self.loop)
         claims = self._claims = Claims(self.args, self._log)
         self.url = claims.listener.url
         cleanup.callback(claims.release)
@@ -139,6 +133,7 @@ class Supervisor:
             await control.start()
             cleanup.push_async_callback(control.close)
         cleanup.callback(self._stopped.set)
+        cleanup.callback(claims.listener.close)
         model = await self._resolve(claims)
         if model is None:
             return
@@ -159,10 +154,10 @@ class Supervisor:
         try:
             await self.inbox.pump_until(lambda: task.done() or self._stop is not None, lambda: None)
         finally:
-            if not task.done():
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()  # seen: a stop may have come first
         return None if self._stop is not None else task.result()
 
     def _converge(self) -> None:
@@ -186,6 +181,12 @@ class Supervisor:
             process.kill()
         for process in self._processes.values():
             process.destroy()
+
+    @property
+    def run_dir(self) -> Path:
+        """The claimed run directory; the control socket goes into it."""
+        assert self._claims is not None
+        return self._claims.run_dir.path
 
     # --- Services for the processes -------------------------------------------------------------------
 
@@ -231,14 +232,15 @@ class Supervisor:
         try:
             info = msgspec.json.decode(text, type=SchedulerInfo)
         except msgspec.MsgspecError as error:
-            self._fail(ExitCode.CHILD_DEATH, f"{process.name} reported unreadable information: {error}")
+            reason = f"{process.name} reported unreadable information: {error}"
+            self._fail(Ending(int(ExitCode.CHILD_DEATH), reason))
             return
         if self._resources is not None and process.spec.role is Role.SCHEDULER:
             self._resources.publish(info)
 
     def became_fatal(self, process: ManagedProcess, reason: str) -> None:
         """A process the instance cannot do without was given up."""
-        self._fail(tree_code(_exit_code_of(process)), _with_last_words(process, reason))
+        self._fail(because_of(process, reason))
 
     # --- what follows from what happened --------------------------------------------------------------
 
@@ -258,7 +260,7 @@ class Supervisor:
         """Ready, degraded, or beyond hope."""
         assert self._resources is not None
         assert self._claims is not None
-        members = [Member(p.spec.role, p.name, p.life.state, p.probed) for p in self._processes.values()]
+        members = [Member(p.spec.role, p.name, p.life.state, p.serves) for p in self._processes.values()]
         before, self.verdict = self.verdict, judge_instance(members, self._was_ready)
         if not backend_is_up(members):
             self._backend_up_since_s = None
@@ -275,23 +277,10 @@ class Supervisor:
             level = "info" if self.verdict.state == "running" else "warning"
             reason = f": {self.verdict.reason}" if self.verdict.reason else ""
             self._log(level, "supervisor", f"instance is {self.verdict.state}{reason}")
-        self._look_for_the_end()
-
-    def _look_for_the_end(self) -> None:
-        if self._was_ready:
-            workers = [p for p in self._processes.values() if p.spec.role is Role.TOKENIZER_WORKER]
-            if all(worker.beyond_budget for worker in workers):
-                reason = f"every tokenizer worker has died more than {self.args.max_restarts} times"
-                worst = workers[-1]
-                self._fail(tree_code(_exit_code_of(worst)), _with_last_words(worst, reason))
-            return
-        for process in self._processes.values():
-            failures = process.life.failures_in_a_row
-            if failures >= START_ATTEMPTS or (failures and process.last_failure is not None):
-                last = process.life.last_exit
-                reason = f"start failed: {process.name}: {last.text if last is not None else 'unknown'}"
-                self._fail(tree_code(_exit_code_of(process)), _with_last_words(process, reason))
-                return
+        everybody = list(self._processes.values())
+        ending = no_worker_left(everybody) if self._was_ready else failed_start(everybody)
+        if ending is not None:
+            self._fail(ending)
 
     def _tick(self, now_s: float) -> None:
         assert self._resources is not None
@@ -307,13 +296,17 @@ class Supervisor:
         self._watch.round(self._processes.values(), now_s, self._backend_up_since_s)
         if now_s >= self._next_second_s:
             self._next_second_s = now_s + 1.0
-            slots = report.living_slots(self._processes.values())
-            self._rates.sample(now_s, *report.worker_counters(self._resources.slots, slots))
+            self._reporter.sample(now_s, list(self._processes.values()), self._resources)
             if is_init() and (strangers := reap_strangers(self._is_ours)):
                 self._log("debug", "supervisor", f"reaped {len(strangers)} orphans of other processes")
 
+    def leave_alone(self, pid: int) -> None:
+        """A child of this process that somebody else started here and will reap."""
+        self._others.add(pid)
+
     def _is_ours(self, pid: int) -> bool:
-        return any(p.run is not None and p.run.child.pid == pid for p in self._processes.values())
+        own = {p.run.child.pid for p in self._processes.values() if p.run is not None}
+        return pid in own or pid in self._others
 
     # --- stopping -------------------------------------------------------------------------------------
 
@@ -328,23 +321,13 @@ class Supervisor:
         """Until no process, segment or port is held any more; the control socket goes last."""
         await self._stopped.wait()
 
-    def _install_signals(self, cleanup: contextlib.AsyncExitStack) -> None:
-        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if sig is signal.SIGHUP and signal.getsignal(sig) is signal.SIG_IGN:
-                continue  # nohup: it is to survive its terminal
-            self.loop.add_signal_handler(sig, lambda sig=sig: self.post(lambda: self._signalled(sig)))
-            cleanup.callback(self.loop.remove_signal_handler, sig)
-
-    def _signalled(self, sig: signal.Signals) -> None:
-        now_s, before_s = time.monotonic(), self._last_signal_s
-        self._last_signal_s = now_s
-        if before_s is not None and now_s - before_s < SAME_REQUEST_S:
-            return
-        if self._stop is None:
-            self._log("info", "supervisor", f"{sig.name}: stopping; the same again stops at once")
-            self._begin_stop(None, now=False)
-        elif not self._stop.immediate:
-            self._log("warning", "supervisor", f"{sig.name} again: killing everything now")
+    def _signalled(self, name: str, first: bool) -> None:
+        if first:
+            self._log("info", "supervisor", f"{name}: stopping; another one stops at once")
+            if self._stop is None:  # else a stop that was asked for otherwise goes on as it is
+                self._begin_stop(None, now=False)
+        elif self._stop is None or not self._stop.immediate:
+            self._log("warning", "supervisor", f"{name} while stopping: killing everything now")
             self._exit_code = self._exit_code or int(ExitCode.KILLED_NOW)
             self._begin_stop(0.0, now=True)
 
@@ -379,14 +362,13 @@ class Supervisor:
     def _unfinished_roles(self) -> set[Role]:
         return {p.spec.role for p in self._processes.values() if p.life.state not in _ENDED}
 
-    def _fail(self, exit_code: int, reason: str) -> None:
-        """End the instance because of this, unless it is ending already."""
-        if self._stop is not None:
-            self._log("error", "supervisor", reason)
-            self._begin_stop(0.0, now=False)
-            return
-        self._exit_code = int(exit_code)
-        self._note_failure(reason)
+    def _fail(self, ending: Ending) -> None:
+        """End the instance because of this. One that is ending already only ends sooner."""
+        if self._stop is None:
+            self._exit_code = ending.exit_code
+            self._note_failure(ending.reason)
+        else:
+            self._log("error", "supervisor", ending.reason)
         self._begin_stop(0.0, now=False)
 
     def _note_failure(self, reason: str) -> None:
@@ -404,53 +386,7 @@ class Supervisor:
 
     def snapshot(self) -> InstanceSnapshot:
         """The instance now. Cheap; never waits for anybody."""
-        now_s, own_pid = time.monotonic(), os.getpid()
-        processes = list(self._processes.values())
-        pids = [own_pid, *(p.run.child.pid for p in processes if p.run is not None)]
-        usage = self._usage.look(pids)
-        rows = [report.describe_supervisor(own_pid, usage[own_pid], now_s - self._started_at_s, 0.0)]
-        for process in processes:
-            pid = process.run.child.pid if process.run is not None else 0
-            rows.append(report.describe_process(process, usage.get(pid, Usage()), now_s))
-        workers = [p for p in processes if p.spec.role is Role.TOKENIZER_WORKER]
-        ready = sum(worker.probed and worker.life.state is State.RUNNING for worker in workers)
-        state: InstanceState = self.verdict.state
-        return InstanceSnapshot(
-            name=self.args.name,
-            instance_id=f"{self._claims.instance_id:016x}" if self._claims is not None else "",
-            pid=own_pid,
-            state=state,
-            url=self.url,
-            engine=self.args.engine,
-            model=self.args.model_path or "default",
-            mode=self.args.mode,
-            workers=WorkersSnapshot(requested=self.args.workers, ready=ready),
-            shm=self._describe_segment(),
-            processes=rows,
-            reason=self.verdict.reason,
-            uptime_s=now_s - self._started_at_s,
-            version=__version__,
-            simulator=self.args.engine == "simulator",
-            totals=self._describe_totals(processes),
+        instance_id = self._claims.instance_id if self._claims is not None else 0
+        return self._reporter.snapshot(
+            instance_id, self.url, self.verdict, list(self._processes.values()), self._resources
         )
-
-    def _describe_segment(self) -> SegmentSnapshot | None:
-        if self._resources is None:
-            return None
-        return SegmentSnapshot(name=self._resources.segment.name, bytes=SEGMENT_BYTES)
-
-    def _describe_totals(self, processes: Sequence[ManagedProcess]) -> TotalsSnapshot:
-        if self._resources is None:
-            return TotalsSnapshot()
-        return report.describe_totals(self._resources.slots, report.living_slots(processes), self._rates)
-
-
-def _exit_code_of(process: ManagedProcess) -> int | None:
-    return process.life.last_exit.exit_code if process.life.last_exit is not None else None
-
-
-def _with_last_words(process: ManagedProcess, reason: str) -> str:
-    """The reason in one line, then the last lines of the process."""
-    cause = f"; it says: {process.last_failure}" if process.last_failure is not None else ""
-    lines = "".join(f"\n  {process.name} | {line}" for line in process.last_tail[-_SHOWN_LINES:])
-    return f"{reason}{cause}{lines}"

@@ -5,7 +5,7 @@ Runs in the supervisor's loop, twice a second. Also finds workers whose own prob
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from sglmt.ipc.state_page import SlotWord
 from sglmt.messages.frame import Role
@@ -26,12 +26,13 @@ class Watch:
         self._probe_limit_s = args.start_timeout
         self._next_round_s = 0.0
 
-    def round(self, processes: Iterable[ManagedProcess], now_s: float, backend_up_since_s: float | None) -> None:
+    def round(self, processes: Collection[ManagedProcess], now_s: float, backend_up_since_s: float | None) -> None:
         """Judge everybody, when it is time. A worker can only be probed while everything behind it serves."""
         if now_s < self._next_round_s:
             return
         self._next_round_s = now_s + CHECK_EVERY_S
-        self._monitor.begin_round(now_s)
+        living = {(p.name, p.run.generation) for p in processes if p.run is not None}
+        self._monitor.begin_round(now_s, living)
         for process in processes:
             run = process.run
             if run is None:
@@ -53,10 +54,7 @@ class Watch:
             ready_at_s=life.ready_at_s if life.state is not State.STARTING else None,
             kernel_state=kernel_state(run.child.pid),
         )
-        reason = self._monitor.judge(key, vitals, now_s)
-        if reason is not None:
-            self._monitor.forget(key)
-        return reason
+        return self._monitor.judge(key, vitals, now_s)
 
     def _unprobed(self, process: ManagedProcess, now_s: float, backend_up_since_s: float | None) -> str | None:
         life = process.life

@@ -1,8 +1,8 @@
 """The reversible mapping between bytes and printable characters that byte-level vocabularies are written in.
 
-Runs in the resolver (to build a tokenizer from a GGUF) and wherever a token table is built. Owns nothing: it
-is the mapping published with GPT-2. Printable Latin-1 characters stand for themselves; the other 68 byte
-values are given the characters from U+0100 on, in byte order.
+Runs in the resolver (to build a tokenizer from a GGUF) and wherever a token table is built. Owns nothing: it is the
+mapping published with GPT-2. Printable Latin-1 characters stand for themselves; the other 68 byte values are given
+the characters from U+0100 on, in byte order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The private cache of resolved models: one directory per fingerprint, complete or absent.
 
-Runs in the resolver only; several may run at once on one cache. An entry is prepared under a temporary name
-and renamed into place, so nobody sees half of one; the checksums beside the files tell a damaged entry,
-which is set aside and built again. Directories are 0700 and files 0600.
+Runs in the resolver only; several may run at once on one cache. An entry is prepared under a temporary name and
+renamed into place, so nobody sees half of one; the checksums beside the files tell a damaged entry, which is set
+aside and built again. Directories are 0700 and files 0600.
 """
 
 from __future__ import annotations

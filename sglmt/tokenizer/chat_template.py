@@ -1,7 +1,7 @@
 """Chat messages to a prompt: the model's own Jinja template, with bounds.
 
-Runs in the tokenizer workers; owns one compiled template. The output is the one that the model was trained
-with: the conventions of the environment (`template_sandbox`) are those templates are written for.
+Runs in the tokenizer workers; owns one compiled template. The output is the one that the model was trained with:
+the conventions of the environment (`template_sandbox`) are those templates are written for.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 class ChatTemplate:
     """One compiled template. `special_tokens` are its variables bos_token, eos_token and the like.
 
-    `max_chars` and `max_seconds` bound a single rendering. Raises ChatTemplateError when it does not
-    compile.
+    `max_chars` and `max_seconds` bound a single rendering. Raises ChatTemplateError when it does not compile.
     """
 
     def __init__(
@@ -55,9 +54,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt for `messages`; `kwargs` are further variables of the template.
 
-        `continue_final_message` ends the prompt inside the last message instead of opening a new one,
-        whatever `add_generation_prompt` says. Raises ChatTemplateError with the template's own message, or
-        naming the bound.
+        `continue_final_message` ends the prompt inside the last message instead of opening a new one, whatever
+        `add_generation_prompt` says. Raises ChatTemplateError with the template's own message, or naming the bound.
         """
         messages = [_with_reasoning_names(message) for message in messages]
         if continue_final_message:

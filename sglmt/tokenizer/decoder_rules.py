@@ -1,11 +1,10 @@
 """What a tokenizer's decoder does to one token, compiled from the decoder section of its `tokenizer.json`.
 
-Runs wherever a token table is built or a single token is displayed; owns nothing. A decoder is a chain of
-stages over the list of tokens. Nearly all of them treat tokens one by one, with an exception for the first
-one; the chain is folded here into one function of `(token, is it the first?)`. What works across tokens
-(bytes that form a character together, spaces stripped from the start of the whole text) is declared as data
-and carried out by the incremental detokenizer. A stage that cannot be expressed so is refused by name rather
-than approximated.
+Runs wherever a token table is built or a single token is displayed; owns nothing. A decoder is a chain of stages
+over the list of tokens. Nearly all of them treat tokens one by one, with an exception for the first one; the chain
+is folded here into one function of `(token, is it the first?)`. What works across tokens (bytes that form a
+character together, spaces stripped from the start of the whole text) is declared as data and carried out by the
+incremental detokenizer. A stage that cannot be expressed so is refused by name rather than approximated.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ _WORDPIECE_CLEANUP = (
 class DecoderRules:
     """A compiled decoder.
 
-    `mode` is "bytes" when all tokens are pieces of one UTF-8 stream (byte-level vocabularies), "text"
-    otherwise. `byte_fallback`: tokens `<0xNN>` stand for single bytes. `first_matters`: a token reads
-    differently at the start of the text. `separates`: the decoder puts a space between tokens. Up to
-    `strip_start` leading `strip_char` are removed from the whole text.
+    `mode` is "bytes" when all tokens are pieces of one UTF-8 stream (byte-level vocabularies), "text" otherwise.
+    `byte_fallback`: tokens `<0xNN>` stand for single bytes. `first_matters`: a token reads differently at the start
+    of the text. `separates`: the decoder puts a space between tokens. Up to `strip_start` leading `strip_char` are
+    removed from the whole text.
     """
 
     mode: Literal["bytes", "text"]
@@ -64,9 +63,7 @@ class DecoderRules:
         return self.finish_piece(token, first)
 
     def finish_piece(self, text: str, first: bool) -> str:
-        """Apply the stages that follow byte fallback, to a token's text or to a character made of byte
-        tokens.
-        """
+        """Apply the stages that follow byte fallback, to a token's text or to a character made of byte tokens."""
         for stage in self.after:
             text = stage(text, first)
         return text
@@ -144,8 +141,8 @@ class _Builder:
         elif kind == "WordPiece" and not self._byte_fallback:
             self._first_matters = self._separates = True
             self._append(_wordpiece(stage["prefix"], stage["cleanup"]))
-        elif kind == "Strip" and not self._byte_fallback:
-            self._append(_strip(stage["content"], stage["start"], stage["stop"]))
+        elif kind == "Strip" and not self._byte_fallback and not stage["stop"]:
+            self._append(_strip(stage["content"], stage["start"]))
         else:
             raise _refusal(stage)
 
@@ -202,14 +199,11 @@ def _wordpiece(prefix: str, cleanup: bool) -> Stage:
     return stage
 
 
-def _strip(content: str, start: int, stop: int) -> Stage:
+def _strip(content: str, start: int) -> Stage:
     def stage(token: str, first: bool) -> str:
-        left = 0
-        while left < start and token[left : left + 1] == content:
-            left += 1
-        right = len(token)
-        while right > left and len(token) - right < stop and token[right - 1] == content:
-            right -= 1
-        return token[left:right]
+        kept = 0
+        while kept < start and token[kept : kept + 1] == content:
+            kept += 1
+        return token[kept:]
 
     return stage

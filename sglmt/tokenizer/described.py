@@ -1,7 +1,6 @@
 """What the readers of model formats hand to `resolve`: facts about the model, and the parts of a tokenizer.
 
-Used in the resolver only. Model and tokenizer are separate because `--tokenizer-path` may name another
-source.
+Used in the resolver only. Model and tokenizer are separate because `--tokenizer-path` may name another source.
 """
 
 from __future__ import annotations

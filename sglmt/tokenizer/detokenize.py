@@ -1,13 +1,12 @@
 """Token ids to text, incrementally: what each new token adds, and nothing that a later token could change.
 
-Runs in the detokenizer process, one small object per request (and per choice of a request). Owns the
-request's unfinished character. The joined output of all pushes and `finish` is the tokenizer's own decode of
-all ids, whatever the grouping; no half character is ever emitted and time is linear in the number of tokens.
+Runs in the detokenizer process, one small object per request (and per choice of a request). Owns the request's
+unfinished character. The joined output of all pushes and `finish` is the tokenizer's own decode of all ids,
+whatever the grouping; no half character is ever emitted and time is linear in the number of tokens.
 
-One known difference, which no stream can avoid: in vocabularies with byte fallback, the library replaces
-every byte of a run of byte tokens that is not valid UTF-8 as a whole. Characters of that run that were
-complete before the first invalid byte have been emitted here; from that byte on the run is replaced byte by
-byte, as there.
+One known difference, which no stream can avoid: in vocabularies with byte fallback, the library replaces every byte
+of a run of byte tokens that is not valid UTF-8 as a whole. Characters of that run that were complete before the
+first invalid byte have been emitted here; from that byte on the run is replaced byte by byte, as there.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ class TokenIdError(SglmtError):
 class IncrementalDetokenizer:
     """The text of one growing sequence of token ids.
 
-    With `skip_special_tokens` special tokens add no text. `spaces_between_special_tokens=False` leaves out
-    the space that a WordPiece (or missing) decoder puts between two special tokens that follow each other;
-    other decoders put none.
+    With `skip_special_tokens` special tokens add no text. `spaces_between_special_tokens=False` leaves out the
+    space that a WordPiece (or missing) decoder puts between two special tokens that follow each other; other
+    decoders put none.
     """
 
     __slots__ = (
@@ -65,9 +64,7 @@ class IncrementalDetokenizer:
         self._direct = table.blank if self._first or self._strip else self._clean
 
     def push_one(self, token_id: int) -> str:
-        """The text that this id makes certain, maybe empty. Raises TokenIdError, leaving the state as it
-        was.
-        """
+        """The text that this id makes certain, maybe empty. Raises TokenIdError, leaving the state as it was."""
         try:
             if token_id >= 0:
                 text = self._direct[token_id]
@@ -79,6 +76,8 @@ class IncrementalDetokenizer:
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that these ids add. Raises TokenIdError, leaving the state as it was before the call."""
+        if len(ids) == 1:
+            return self.push_one(ids[0])
         saved = (
             self._direct, self._pending, self._poisoned, self._special_before, self._first, self._strip
         )  # fmt: skip

@@ -1,8 +1,7 @@
 """Encoders behind one small interface: the tokenizers library, and fastokens once it has proven itself.
 
-Used by `loading`. fastokens is several times faster and optional; it is trusted only after it gave the same
-ids as the library on a corpus that covers what tokenizers commonly disagree on. Both encode on the calling
-thread.
+Used by `loading`. fastokens is several times faster and optional; it is trusted only after it gave the same ids as
+the library on a corpus that covers what tokenizers commonly disagree on. Both encode on the calling thread.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def read_gguf_model(path: Path) -> tuple[ModelFacts, GgufMetadata]:
         vocab_size=rows,
         eos_ids=end_ids(metadata),
         is_embedding=architecture in _EMBEDDING_ARCHITECTURES
-        or metadata.get(f"{architecture}.pooling_type") is not None,
+        or bool(metadata.get(f"{architecture}.pooling_type")),  # 0: no pooling
     )
     return facts, metadata
 

@@ -1,7 +1,7 @@
 """A fast tokenizer built from the fields of a GGUF file.
 
-Runs in the resolver only. Two kinds of vocabulary can be rebuilt exactly: byte-level BPE ("gpt2") and
-SentencePiece BPE with scores ("llama"). Any other is refused with the way out: `--tokenizer-path`.
+Runs in the resolver only. Two kinds of vocabulary can be rebuilt exactly: byte-level BPE ("gpt2") and SentencePiece
+BPE with scores ("llama"). Any other is refused with the way out: `--tokenizer-path`.
 """
 
 from __future__ import annotations

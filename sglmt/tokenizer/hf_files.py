@@ -14,9 +14,7 @@ from sglmt.errors import ModelError
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file, None when there is no such file. Raises ModelError when it is not an
-    object.
-    """
+    """The object in a JSON file, None when there is no such file. Raises ModelError when it is not an object."""
     try:
         value = msgspec.json.decode(path.read_bytes())
     except FileNotFoundError:

@@ -1,12 +1,12 @@
-"""The tokenizer of a Hugging Face directory, or a bare tokenizer.json: fast file, chat template, special
-tokens.
+"""The tokenizer of a Hugging Face directory, or a bare tokenizer.json: fast file, chat template, special tokens.
 
-Used in the resolver only, the one place that may import transformers: for directories without a fast
-tokenizer file, and with code from the directory only when the user trusts it.
+Used in the resolver only, the one place that may import transformers: for directories without a fast tokenizer
+file, and with code from the directory only when the user trusts it.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,7 @@ def _with_special_flags(fast_file: Path, declared: set[str]) -> bytes:
 
 
 def _converted(directory: Path, trust_remote_code: bool) -> bytes:
+    os.environ["HF_HUB_OFFLINE"] = "1"  # a directory is read as it is; nothing is looked up elsewhere
     try:
         from transformers import AutoTokenizer
     except ImportError as error:

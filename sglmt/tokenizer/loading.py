@@ -1,13 +1,14 @@
 """The tokenizer that a process holds: text to ids, ids to text, and what a single id looks like.
 
 Used by tokenizer workers and the detokenizer; reads the files the resolver wrote and nothing else, and never
-imports transformers. Long texts are encoded through the batch call, which releases the interpreter lock, so
-that a thread can carry them while the event loop serves others.
+imports transformers. Long texts are encoded through the batch call, which releases the interpreter lock, so that a
+thread can carry them while the event loop serves others.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,8 @@ from sglmt.tokenizer.detokenize import IncrementalDetokenizer, TokenIdError
 from sglmt.tokenizer.fast_backend import Encoder, HuggingFaceEncoder, prove_fastokens
 from sglmt.tokenizer.model_info import ModelInfo
 from sglmt.tokenizer.token_table import TokenTable
+
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 Backend = Literal["auto", "huggingface", "fastokens"]
 
@@ -51,14 +54,21 @@ class Tokenizer:
                 self._encoder, self.backend = fast, "fastokens"
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text; with `add_special_tokens` also what the tokenizer puts around one (BOS, EOS
-        …).
+        """The ids of a text; with `add_special_tokens` also what the tokenizer puts around one (BOS, EOS …).
+
+        Raises ValueError when the text is not Unicode (it holds half of a surrogate pair).
         """
-        return self._encoder.encode(text, add_special_tokens)
+        try:
+            return self._encoder.encode(text, add_special_tokens)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise _not_unicode([text], error) from error
 
     def encode_many(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """The ids of each text; releases the interpreter lock."""
-        return self._encoder.encode_many(list(texts), add_special_tokens) if texts else []
+        """The ids of each text; releases the interpreter lock. Raises ValueError as `encode` does."""
+        try:
+            return self._encoder.encode_many(list(texts), add_special_tokens) if texts else []
+        except (TypeError, UnicodeEncodeError) as error:
+            raise _not_unicode(texts, error) from error
 
     def decode(
         self,
@@ -112,8 +122,9 @@ class Tokenizer:
 
 def load_tokenizer(info: ModelInfo, backend: Backend = "huggingface") -> Tokenizer:
     """Load the tokenizer the resolver wrote. Raises ModelError when the file is missing or damaged."""
-    # One thread per process; also keeps the library from warning about forks after a batch call.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # The library reads this at every batch call. On: threads of its own, a warning after a fork, and a child
+    # forked after a batch call hangs at its first one.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if info.tokenizer_file is None:
         raise ModelError(f"model {info.model_path} has no tokenizer; pass --tokenizer-path")
     try:
@@ -125,6 +136,16 @@ def load_tokenizer(info: ModelInfo, backend: Backend = "huggingface") -> Tokeniz
     library.no_truncation()
     library.no_padding()
     return Tokenizer(library, info, backend)
+
+
+def _not_unicode(texts: Sequence[str], error: Exception) -> Exception:
+    """What to raise when a library refused texts: a ValueError saying where, or its own error."""
+    for text in texts:
+        if isinstance(text, str) and (half := _HALF_PAIR.search(text)):
+            return ValueError(
+                f"the text holds half of a surrogate pair at character {half.start()}; send valid Unicode"
+            )
+    return error
 
 
 def load_chat_template(info: ModelInfo) -> ChatTemplate | None:

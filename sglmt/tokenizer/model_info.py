@@ -10,10 +10,9 @@ import msgspec
 class ModelInfo(msgspec.Struct, frozen=True):
     """Facts about a model and its tokenizer.
 
-    Ids are token ids. `vocab_size` is the size of the id space the engine accepts (rows of the embedding),
-    which may exceed the number of tokens. `eos_token_ids` are all ids that end generation, the tokenizer's
-    own first. `special_tokens` maps names that chat templates use (bos_token, eos_token …) to their text.
-    Paths are absolute.
+    Ids are token ids. `vocab_size` is the size of the id space the engine accepts (rows of the embedding), which
+    may exceed the number of tokens. `eos_token_ids` are all ids that end generation, the tokenizer's own first.
+    `special_tokens` maps names that chat templates use (bos_token, eos_token …) to their text. Paths are absolute.
     """
 
     model_path: str

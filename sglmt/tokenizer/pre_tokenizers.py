@@ -1,8 +1,7 @@
-"""How byte-level vocabularies split text before merging, by the name a GGUF file gives
-(`tokenizer.ggml.pre`).
+"""How byte-level vocabularies split text before merging, by the name a GGUF file gives (`tokenizer.ggml.pre`).
 
-Runs in the resolver only. The patterns are those published with the models. A name is listed only when its
-pattern is known exactly: a wrong split gives plausible but wrong ids, which no later check would notice.
+Runs in the resolver only. The patterns are those published with the models. A name is listed only when its pattern
+is known exactly: a wrong split gives plausible but wrong ids, which no later check would notice.
 """
 
 from __future__ import annotations

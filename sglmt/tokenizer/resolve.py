@@ -1,8 +1,7 @@
-"""From what the user named to what the processes read: facts, fast tokenizer file, chat template, in the
-cache.
+"""From what the user named to what the processes read: facts, fast tokenizer file, chat template, in the cache.
 
-Runs in the resolver child, before anything else starts. Everything it writes is keyed by a fingerprint of
-its inputs, so a second start reads one small directory; any change of an input makes a new entry.
+Runs in the resolver child, before anything else starts. Everything it writes is keyed by a fingerprint of its
+inputs, so a second start reads one small directory; any change of an input makes a new entry.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ def resolve_model(
 ) -> ModelInfo:
     """Resolve a `.gguf` file or a Hugging Face directory and write `<cache_dir>/<fingerprint>/`.
 
-    `tokenizer_path` (a directory, tokenizer.json or .gguf) and `chat_template` (a path or a template)
-    replace the model's own. Raises ModelError; ChatTemplateError when the template does not compile.
+    `tokenizer_path` (a directory, tokenizer.json or .gguf) and `chat_template` (a path or a template) replace the
+    model's own. Raises ModelError; ChatTemplateError when the template does not compile.
     """
     model = _existing(model_path, "--model-path")
     source = _existing(tokenizer_path, "--tokenizer-path") if tokenizer_path else model
@@ -68,8 +67,10 @@ def _existing(given: str, flag: str) -> Path:
     path = Path(given).expanduser().absolute()
     if not path.exists():
         raise ModelError(f"{flag} {given}: no such file or directory")
-    if path.is_file() and path.suffix != ".gguf" and not (flag == "--tokenizer-path" and path.suffix == ".json"):
-        raise ModelError(f"{flag} {given}: expected a .gguf file or a Hugging Face directory")
+    accepted = (".gguf",) if flag == "--model-path" else (".gguf", ".json")
+    if path.is_file() and path.suffix not in accepted:
+        or_json = "" if flag == "--model-path" else ", a tokenizer.json"
+        raise ModelError(f"{flag} {given}: expected a .gguf file{or_json} or a Hugging Face directory")
     return path
 
 
@@ -101,8 +102,7 @@ def _info(model: Path, facts: ModelFacts, parts: TokenizerParts, entry: Path, fi
 
     bos = named("bos_token")
     eos = [index for index in (named("eos_token"), *facts.eos_ids) if index is not None]
-    plain = tokenizer.encode("a", add_special_tokens=False).ids
-    around = tokenizer.encode("a", add_special_tokens=True).ids
+    added = "".join(map(str, tokenizer.encode("a", add_special_tokens=True).special_tokens_mask))
     pad = named("pad_token")
     return ModelInfo(
         model_path=str(model),
@@ -113,8 +113,8 @@ def _info(model: Path, facts: ModelFacts, parts: TokenizerParts, entry: Path, fi
         bos_token_id=bos if bos is not None else facts.bos_id,
         eos_token_ids=[index for index in dict.fromkeys(eos) if index < facts.vocab_size],
         pad_token_id=pad if pad is not None else facts.pad_id,
-        add_bos=len(around) > len(plain) and around[: len(plain)] != plain,
-        add_eos=len(around) > len(plain) and around[-len(plain) :] != plain,
+        add_bos=added.startswith("1"),
+        add_eos=added.lstrip("1").endswith("1"),
         special_token_ids=sorted(
             index
             for token in tokenizer.get_added_tokens_decoder().values()

@@ -1,9 +1,8 @@
 """The resolver child: `python -m sglmt.tokenizer.resolver`, killable and short-lived.
 
-The supervisor starts it with a deadline, so that a damaged model, slow disk or (trusted) remote code cannot
-hang or crash anything else. It reads one JSON object of arguments on stdin and writes one JSON object on
-stdout: `{"model": {...}}` with exit status 0, or `{"error": "one line"}` with 1. Anything the libraries
-print goes to stderr.
+The supervisor starts it with a deadline, so that a damaged model, slow disk or (trusted) remote code cannot hang or
+crash anything else. It reads one JSON object of arguments on stdin and writes one JSON object on stdout: `{"model":
+{...}}` with exit status 0, or `{"error": "one line"}` with 1. Anything the libraries print goes to stderr.
 """
 
 from __future__ import annotations

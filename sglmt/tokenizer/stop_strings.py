@@ -1,9 +1,9 @@
 """Stop strings in streamed text: what may be emitted, and where the first stop string ends.
 
-Runs in the detokenizer, one small matcher per request that has stop strings. The automaton (Aho and
-Corasick, 1975) is immutable and can be shared. Text is held back only while it could still be the beginning
-of a stop string, to the character; every character is looked at a constant number of times on average, so
-time is linear in the text whatever the stop strings are.
+Runs in the detokenizer, one small matcher per request that has stop strings. The automaton (Aho and Corasick, 1975)
+is immutable and can be shared. Text is held back only while it could still be the beginning of a stop string, to
+the character; every character is looked at a constant number of times on average, so time is linear in the text
+whatever the stop strings are.
 
 The match reported is the one that ends first; of those that end at the same character, the longest.
 """
@@ -16,9 +16,7 @@ from collections.abc import Sequence
 
 
 class StopAutomaton:
-    """All stop strings of a request compiled together. State 0 is "nothing begun"; empty strings are
-    ignored.
-    """
+    """All stop strings of a request compiled together. State 0 is "nothing begun"; empty strings are ignored."""
 
     __slots__ = ("begin", "depth", "fail", "goto", "match", "owner", "stops")
 
@@ -70,8 +68,7 @@ class StopAutomaton:
 
 
 class StopMatcher:
-    """The search of one request. `matched` is the stop string found, or None; after a match nothing is
-    emitted.
+    """The search of one request. `matched` is the stop string found, or None; after a match nothing is emitted.
 
     With `keep` (the request's "no trim") the stop string is emitted too and nothing is ever held back.
     """

@@ -1,10 +1,9 @@
 """The environment that chat templates run in: a sandbox that bounds time and memory, with the usual extras.
 
 Used by `chat_template` in the tokenizer workers; owns nothing. A template comes from a model file, so it is
-untrusted: Jinja's immutable sandbox keeps it from Python's internals, and two rewrites of the parsed
-template keep it from running away: every loop and macro body first calls `Budget.tick`, and every
-concatenation becomes an addition, so that all operators that can blow up a value pass
-`BoundedSandbox.call_binop`.
+untrusted: Jinja's immutable sandbox keeps it from Python's internals, and two rewrites of the parsed template keep
+it from running away: every loop and macro body first calls `Budget.tick`, and every concatenation becomes an
+addition, so that all operators that can blow up a value pass `BoundedSandbox.call_binop`.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ _WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\*|\d{5,})")
 
 
 class Budget:
-    """What one rendering may spend: characters of output and seconds."""
+    """What one rendering may spend: characters of output, and seconds of its thread's processor time."""
 
     def __init__(self, max_chars: int, max_seconds: float) -> None:
         self._max_seconds = max_seconds
         self._max_chars = max_chars
         self._chars = 0
-        self._deadline = time.monotonic() + max_seconds
+        self._deadline = time.thread_time() + max_seconds
 
     def tick(self) -> None:
         """Raise ChatTemplateError when the time is spent."""
-        if time.monotonic() > self._deadline:
+        if time.thread_time() > self._deadline:
             raise ChatTemplateError(f"the chat template took longer than {self._max_seconds:g} seconds")
 
     def spend(self, chars: int) -> None:

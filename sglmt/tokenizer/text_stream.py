@@ -1,9 +1,8 @@
-"""One request's text as the detokenizer sees it: ids in, text that may be sent out, and where a stop string
-ends.
+"""One request's text as the detokenizer sees it: ids in, text that may be sent out, and where a stop string ends.
 
-Runs in the detokenizer, one object per request (and choice); owns the unfinished character and the text held
-back for a possible stop string. The text emitted after k ids depends on those k ids alone, never on how they
-were grouped, and only grows: replaying a request's ids through a fresh object gives the same text again.
+Runs in the detokenizer, one object per request (and choice); owns the unfinished character and the text held back
+for a possible stop string. The text emitted after k ids depends on those k ids alone, never on how they were
+grouped, and only grows: replaying a request's ids through a fresh object gives the same text again.
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ from sglmt.tokenizer.token_table import TokenTable
 class RequestText:
     """The text of one request.
 
-    `matched` is the stop string that ended the text, None so far. `used` is the number of ids of the last
-    push that belong to the output: those up to the one that completed the match, all of them without a
-    match, none after it. With `no_stop_trim` the text ends right after the stop string, else right before
-    it.
+    `matched` is the stop string that ended the text, None so far. `used` is the number of ids of the last push that
+    belong to the output: those up to the one that completed the match, all of them without a match, none after it.
+    With `no_stop_trim` the text ends right after the stop string, else right before it.
     """
 
     __slots__ = ("_detokenizer", "_matcher", "_size", "matched", "used")

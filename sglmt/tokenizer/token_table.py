@@ -1,9 +1,9 @@
 """The table from token id to text that incremental detokenization reads: one list lookup for most tokens.
 
-Built once per process (detokenizer, or a worker that shows log-probabilities) from a loaded tokenizer;
-immutable afterwards and shared by all requests. Most tokens stand for the same text wherever they appear;
-the table holds that text. The others (parts of a character, anything whose text depends on its place) hold
-None there, and `detokenize` treats them with the rules kept beside the lists.
+Built once per process (detokenizer, or a worker that shows log-probabilities) from a loaded tokenizer; immutable
+afterwards and shared by all requests. Most tokens stand for the same text wherever they appear; the table holds
+that text. The others (parts of a character, anything whose text depends on its place) hold None there, and
+`detokenize` treats them with the rules kept beside the lists.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class TableSource(Protocol):
 class TokenTable:
     """Texts of all ids in `range(size)`.
 
-    `keep` and `skip` hold the text of each id away from the start of the text, with special tokens kept or
-    skipped; None where only the slow path knows. `raw` holds the bytes of the tokens that are not text of
-    their own. `ignored` ids stand for nothing (no token has that id): a decoder never sees them.
+    `keep` and `skip` hold the text of each id away from the start of the text, with special tokens kept or skipped;
+    None where only the slow path knows. `raw` holds the bytes of the tokens that are not text of their own.
+    `ignored` ids stand for nothing (no token has that id): a decoder never sees them.
     """
 
     __slots__ = ("blank", "ignored", "keep", "raw", "rules", "size", "skip", "special", "tight", "tokens")

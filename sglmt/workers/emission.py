@@ -27,14 +27,13 @@ _EMPTY_TEXT = TextSpec()
 class RecordExtras:
     """What a record keeps beside its ids: log-probabilities, embedding, counts."""
 
-    __slots__ = ("cached_tokens", "embedding", "input_logprobs", "output_logprobs", "trial")
+    __slots__ = ("cached_tokens", "embedding", "input_logprobs", "output_logprobs")
 
     def __init__(self) -> None:
         self.cached_tokens: int | None = None
         self.embedding: list[float] | None = None
         self.input_logprobs: TokenLogprobs | None = None
         self.output_logprobs: TokenLogprobs | None = None  # of the ids after the prefix
-        self.trial = False
 
     def add_logprobs(self, new: TokenLogprobs) -> None:
         """Append those of further ids."""
@@ -68,7 +67,6 @@ class Rows:
         self.ids: list[int] = []
         self.text_specs: dict[int, TextSpec] = {}
         self.finish_reasons: dict[int, FinishReason] = {}
-        self.on_trial: dict[int, bool] = {}
         self.output_logprobs: dict[int, TokenLogprobs] = {}
         self.input_logprobs: dict[int, TokenLogprobs] = {}
         self.cached_tokens: dict[int, int] = {}
@@ -108,8 +106,6 @@ class Rows:
         row = len(self.keys)
         end = len(record.output_ids)
         sent, prefix = record.sent, record.prefix_tokens
-        if extras.trial:
-            self.on_trial[row] = True
         if extras.cached_tokens is not None and sent <= prefix:
             self.cached_tokens[row] = extras.cached_tokens
         if extras.input_logprobs is not None and sent <= prefix < end:
@@ -136,7 +132,6 @@ class Rows:
             ),
             text_specs=self.text_specs,
             finish_reasons=self.finish_reasons,
-            on_trial=self.on_trial,
             output_logprobs=self.output_logprobs,
             input_logprobs=self.input_logprobs,
             cached_tokens=self.cached_tokens,

@@ -101,7 +101,7 @@ class Frontend:
         bounds = ragged_bounds(batch.output_ids, "I")
         texts = batch.texts
         finishes, logprobs = batch.finish_reasons, batch.output_logprobs
-        extras = bool(finishes or logprobs or batch.on_trial or batch.input_logprobs or batch.cached_tokens)
+        extras = bool(finishes or logprobs or batch.input_logprobs or batch.cached_tokens)
         live_get = self.live.get
         now_s = time.monotonic()
         slot = self.slot
@@ -151,7 +151,6 @@ class Frontend:
                     gap_us = int((now_s - request.last_token_at_s) * 1e6)
                     observe(slot, SlotWord.ITL_BUCKETS, gap_us, LATENCY_BUCKETS)
                 request.last_token_at_s = now_s
-                request.on_trial = False
             if extras and self._take_extras(batch, row, request, text, new_ids, skip_tokens):
                 continue
             if count or text:
@@ -172,8 +171,6 @@ class Frontend:
         skip_tokens: int,
     ) -> bool:
         """Columns few rows have. True when the row has been delivered here."""
-        if row in batch.on_trial:
-            request.on_trial = True
         if row in batch.cached_tokens:
             request.cached_tokens = batch.cached_tokens[row]
         if row in batch.input_logprobs:
@@ -246,9 +243,6 @@ class Frontend:
                 self._resubmit(request)
 
     def _resubmit(self, request: LiveRequest) -> None:
-        if request.on_trial:
-            self.fail(request, "engine_died", "the engine died twice on this request; it is not tried again")
-            return
         if not request.budget.spend(request.tokens):
             self.fail(request, "engine_died", "the engine died too often without a new token for this request")
             return

@@ -50,7 +50,6 @@ class LiveRequest:
         "input_logprobs",
         "key",
         "last_token_at_s",
-        "on_trial",
         "output_ids",
         "prompt_tokens",
         "sink",
@@ -71,7 +70,6 @@ class LiveRequest:
         self.tokens = 0
         self.chars = 0
         self.admitted = False
-        self.on_trial = False
         self.cached_tokens = 0
         self.input_logprobs: TokenLogprobs | None = None
         self.embedding: tuple[float, ...] | None = None

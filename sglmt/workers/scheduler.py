@@ -42,8 +42,8 @@ from sglmt.workers.counters import FrameReceiver
 from sglmt.workers.emission import Emitter, extras_of
 from sglmt.workers.peers import PeerOutbox, worker_is_dead
 from sglmt.workers.poll_loop import PollLoop
+from sglmt.workers.suspects import SuspectFile
 
-TRIAL_DELAY_S = 0.05  # lets "on trial" reach the worker before a suspect may kill the engine
 _NO_TOKENS = SamplingParams(max_new_tokens=0)
 
 
@@ -66,7 +66,7 @@ class Scheduler:
         self._unmoved: set[int] = set()  # running, nothing yielded yet
         self._deadlines: dict[int, float] = {}
         self._trial: Record | None = None
-        self._trial_starts_s = 0.0
+        self._suspects = SuspectFile(child.run_dir / "suspects", child.args.max_running_requests)
         self._handlers: dict[type, Callable[[Any], None]] = {
             TokenizedGenerateReqInput: self._submit,
             TokenizedEmbeddingReqInput: self._submit,
@@ -109,7 +109,7 @@ class Scheduler:
 
     def _next_step_at_s(self) -> float | None:
         if not self._engine.has_work():
-            return self._trial_starts_s if self._trial is not None else None
+            return None
         return self._engine.next_step_at_s() or 0.0
 
     def _receive(self) -> None:
@@ -133,7 +133,8 @@ class Scheduler:
             return
         slot = self._child.slot
         slot.enter(Phase.STEPPING)
-        outputs = engine.step()
+        with self._suspects.inside_engine(self._unmoved, on_trial=self._trial is not None):
+            outputs = engine.step()
         slot.enter(Phase.READY)
         if outputs:
             for output in outputs:
@@ -189,13 +190,15 @@ class Scheduler:
             return
         if request.deadline_s is not None:
             self._deadlines[request.key] = request.deadline_s
-        self._queue.push(record, request.priority, suspect=request.resubmits > 0)
+        self._queue.push(record, request.priority, suspect=request.key in self._suspects.suspects)
         if wants_start:
             self._emitter.mark(record)
 
     def _refusal(
         self, request: TokenizedGenerateReqInput | TokenizedEmbeddingReqInput, rid_taken: bool
     ) -> FinishReason | None:
+        if request.key in self._suspects.convicted:
+            return _abort(500, "engine_died", "the engine died twice on this request", kind="error")
         if rid_taken:
             return _abort(400, "duplicate_rid", f"rid {request.rid!r} belongs to another live request")
         limit = self._child.args.max_queued_requests
@@ -216,36 +219,26 @@ class Scheduler:
 
     def _admit(self) -> None:
         if self._trial is not None:
-            self._continue_trial()
             return
         limit = self._child.args.max_running_requests
         while len(self._running) < limit and (record := self._queue.pop()) is not None:
             self._start(record)
         if not self._unmoved and len(self._running) < limit and (suspect := self._queue.pop_suspect()):
             self._trial = suspect
-            self._trial_starts_s = time.monotonic() + TRIAL_DELAY_S
-            extras_of(suspect).trial = True
-            self._emitter.mark(suspect)
-
-    def _continue_trial(self) -> None:
-        trial = self._trial
-        assert trial is not None
-        if self._ledger.records.get(trial.key) is not trial or trial.stage == Stage.FINISHED:
-            self._trial = None
-        elif trial.stage == Stage.QUEUED and time.monotonic() >= self._trial_starts_s:
-            self._start(trial)
+            self._start(suspect)
 
     def _start(self, record: Record) -> None:
         request = record.payload
         assert isinstance(request, TokenizedGenerateReqInput | TokenizedEmbeddingReqInput)
-        try:
-            self._engine.submit(_engine_request(request, record.output_ids))
-        except EngineError as error:
-            self._end(record, _abort(500, "engine_error", str(error), kind="error"))
-            return
+        self._unmoved.add(record.key)
+        with self._suspects.inside_engine(self._unmoved, on_trial=self._trial is not None):
+            try:
+                self._engine.submit(_engine_request(request, record.output_ids))
+            except EngineError as error:
+                self._end(record, _abort(500, "engine_error", str(error), kind="error"))
+                return
         record.stage = Stage.RUNNING
         self._running[record.key] = record
-        self._unmoved.add(record.key)
 
     # output
 
@@ -280,9 +273,9 @@ class Scheduler:
     def _moved(self, record: Record) -> None:
         """A running request yielded something: no suspect any more."""
         self._unmoved.discard(record.key)
+        self._suspects.suspects.discard(record.key)
         if self._trial is record:
             self._trial = None
-            extras_of(record).trial = False
 
     def _end(self, record: Record, finish: FinishReason) -> None:
         """End a request by decision of the scheduler; the worker is told through its detokenizer."""
@@ -298,6 +291,8 @@ class Scheduler:
         self._queue.discard(record.key)
         self._deadlines.pop(record.key, None)
         self._unmoved.discard(record.key)
+        if self._trial is record:
+            self._trial = None
         if self._running.pop(record.key, None) is not None:
             self._engine.abort(record.key)
 
@@ -334,8 +329,6 @@ class Scheduler:
         record.finish = request.finish
         record.finish_sent = True
         self._ledger.release_rid(record)
-        if self._trial is record:
-            self._trial = None
 
     def _resume(self, request: ResumeReq) -> None:
         for key, attempt in request.requests:

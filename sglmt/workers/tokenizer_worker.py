@@ -14,6 +14,7 @@ import gc
 import os
 import socket
 import time
+import traceback
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -24,6 +25,7 @@ import uvloop
 import zmq
 
 from sglmt import __version__
+from sglmt.errors import ExitCode
 from sglmt.http.app import App
 from sglmt.http.auth import ApiKeys
 from sglmt.http.errors import unavailable
@@ -108,6 +110,7 @@ class TokenizerWorker:
             probing.cancel()
             await self._drain()
             ticking.cancel()
+        loop.remove_reader(self._inbox.fd)
         self._inbox.close()
 
     async def _probe_then_accept(self) -> None:
@@ -155,9 +158,13 @@ class TokenizerWorker:
 
     def _drain_inbox(self) -> None:
         """Every frame there is (the descriptor is edge-triggered), then one write a stream."""
-        while (frame := self._inbox.receive()) is not None:
-            self._take(frame)
-        self.flusher.flush()
+        try:
+            while (frame := self._inbox.receive()) is not None:
+                self._take(frame)
+            self.flusher.flush()
+        except Exception:  # a fault of ours: end loudly, the supervisor starts a fresh worker
+            traceback.print_exc()
+            os._exit(ExitCode.FAILURE)
 
     def _take(self, frame: bytes) -> None:
         prefix = self._receiver.prefix(frame)

@@ -27,7 +27,9 @@ class Instance:
     log lines when the test failed.
     """
 
-    def __init__(self, runtime_dir: Path, name: str | None = None, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, runtime_dir: Path, name: str | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.runtime_dir = runtime_dir
         self.name = name or f"t{uuid.uuid4().hex[:8]}"
         self.url = ""

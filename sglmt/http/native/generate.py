@@ -114,6 +114,7 @@ def parse_generate(body: bytes, limits: ModelLimits) -> GenerationRequest:
         min_new_tokens=checks.integer(params.min_new_tokens, _PREFIX + "min_new_tokens", 0, MAX_NEW_TOKENS, 0),
         max_new_tokens=max_new,
         prefix=_PREFIX,
+        min_param="min_new_tokens",
     )
     return GenerationRequest(
         api="generate",
@@ -136,19 +137,19 @@ def parse_generate(body: bytes, limits: ModelLimits) -> GenerationRequest:
 
 def _prompts(fields: GenerateBody, limits: ModelLimits) -> tuple[list[checks.PromptRow], bool]:
     if fields.input_ids is None:
-        return checks.prompt_rows(fields.text, limits.vocab_size, "text")
+        return checks.prompt_rows(fields.text, limits, "text")
     if fields.text is not None:
         raise bad_field("input_ids", "cannot be combined with text; send one of them")
     if any(isinstance(item, str) for item in fields.input_ids):
         raise bad_field("input_ids", "integer token ids are expected, got a string")
-    return checks.prompt_rows(fields.input_ids, limits.vocab_size, "input_ids")
+    return checks.prompt_rows(fields.input_ids, limits, "input_ids")
 
 
 def _sampling_params(value: NativeSampling | list[NativeSampling] | None, prompts: int) -> NativeSampling:
     params: NativeSampling | None = _shared(value, prompts, "sampling_params")
     if params is None:
         return _NO_PARAMS
-    refuse(params, _UNSUPPORTED_SAMPLING)
+    refuse(params, _UNSUPPORTED_SAMPLING, _PREFIX)
     return params
 
 

@@ -47,7 +47,7 @@ def parse_completion(body: bytes, limits: ModelLimits) -> GenerationRequest:
     if fields.suffix:
         message = "suffix: text can only be continued, not filled in; leave it out"
         raise ApiError(400, message, "suffix", "unsupported_parameter")
-    rows, is_batch = checks.prompt_rows(fields.prompt, limits.vocab_size, "prompt")
+    rows, is_batch = checks.prompt_rows(fields.prompt, limits, "prompt")
     n = checks.choices(fields.n, len(rows), limits.max_prompts_per_request)
     rids = checks.request_ids(fields.rid, len(rows), n)
     echo = fields.echo or False

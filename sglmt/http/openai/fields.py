@@ -69,12 +69,13 @@ def check_model(name: str | None, limits: ModelLimits) -> None:
         raise unknown_model(name, limits.model_name)
 
 
-def refuse(body: msgspec.Struct, fields: dict[str, str]) -> None:
+def refuse(body: msgspec.Struct, fields: dict[str, str], prefix: str = "") -> None:
     """Raise ApiError (400) for the first of these fields that is set; the values say what to do instead."""
     for name, advice in fields.items():
         value = getattr(body, name)
         if value is not None and value is not False and value != [] and value != {}:
-            raise ApiError(400, f"{name}: not supported here; {advice}", name, "unsupported_parameter")
+            message = f"{prefix}{name}: not supported here; {advice}"
+            raise ApiError(400, message, prefix + name, "unsupported_parameter")
 
 
 UNSUPPORTED = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,7 @@ def smollm(smollm_info: ModelInfo) -> Tokenizer:
     return load_tokenizer(smollm_info)
 
 
-@cache
-def _synthetic(kind: str) -> Tokenizer:
-    return synthetic.load(synthetic.KINDS[kind]())
-
-
 @pytest.fixture(params=sorted(synthetic.KINDS))
 def any_kind(request: pytest.FixtureRequest) -> Tokenizer:
     """A small tokenizer of every kind in turn."""
-    return _synthetic(request.param)
+    return synthetic.loaded(request.param)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from functools import cache
+
 from tokenizers import (
     AddedToken,
     Tokenizer,
@@ -110,11 +113,16 @@ KINDS = {
 }
 
 
-def load(library: Tokenizer) -> Loaded:
-    """The library's tokenizer as sglmt holds it."""
-    library.no_truncation()
-    library.no_padding()
-    return Loaded(library, model_info())
+@cache
+def library(kind: str) -> Tokenizer:
+    """The tokenizer of one of `KINDS`, the same in the whole run: training breaks ties at random."""
+    return KINDS[kind]()
+
+
+@cache
+def loaded(kind: str) -> Loaded:
+    """The same as sglmt holds it."""
+    return Loaded(library(kind), model_info())
 
 
 def _trained(tokenizer: Tokenizer, trainer: object) -> Tokenizer:
@@ -125,8 +133,6 @@ def _trained(tokenizer: Tokenizer, trainer: object) -> Tokenizer:
 
 
 def _respecial(tokenizer: Tokenizer, specials: list[str]) -> Tokenizer:
-    import json
-
     described = json.loads(tokenizer.to_str())
     described["added_tokens"] = [token for token in described["added_tokens"] if token["content"] in specials]
     tokenizer = Tokenizer.from_str(json.dumps(described))

@@ -9,13 +9,34 @@ import synthetic
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from real_tokenizers import PACKAGES, real_tokenizer
+from tokenizers import decoders
 
 from sglmt.errors import ModelError
 from sglmt.tokenizer.decoder_rules import byte_value, compile_rules
 from sglmt.tokenizer.detokenize import IncrementalDetokenizer, TokenIdError
 from sglmt.tokenizer.loading import Tokenizer, load_tokenizer
+from sglmt.tokenizer.token_table import TokenTable
 
 FFFD = "\ufffd"
+TRICKY = [
+    "a",
+    "▁",
+    "▁▁a",
+    "▁a▁",
+    "",
+    " ",
+    "##a",
+    "do",
+    " do not",
+    ".",
+    "n't",
+    "<0x41>",
+    "<0xC3>|<0xA9>",
+    "Ġ",
+    "é",
+    "<0xG1>",
+]
+TRICKY += ["<0xE6>|<0x97>|<0xA5>|<0x41>", "<0x41", "� "]
 properties = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -148,7 +169,7 @@ def test_special_tokens_inside_a_character_do_not_cut_it(smollm: Tokenizer) -> N
 
 
 def test_spaces_between_special_tokens_can_be_left_out() -> None:
-    tokenizer = synthetic.load(synthetic.wordpiece())
+    tokenizer = synthetic.loaded("wordpiece")
     begin, end = (tokenizer.token_to_id(text) for text in ("<s>", "</s>"))
     word = tokenizer.encode("the fox")
     assert begin is not None
@@ -162,16 +183,23 @@ def test_spaces_between_special_tokens_can_be_left_out() -> None:
     assert stream(tokenizer, ids, spaces=False) == tokenizer.decode(ids)
 
 
-def test_an_id_without_a_token_adds_nothing() -> None:
-    library = synthetic.byte_level()
-    padded = Tokenizer(library, synthetic.model_info(vocab_size=2000))
-    ids = padded.encode("龘")
-    assert stream(padded, [1999, ids[0], 1500, *ids[1:]]) == "龘"
+@properties
+@given(data=st.data(), kind=st.sampled_from(sorted(synthetic.KINDS)))
+def test_an_id_without_a_token_adds_nothing(data: st.DataObject, kind: str) -> None:
+    """Embeddings may have more rows than there are tokens."""
+    library = synthetic.library(kind)
+    size = library.get_vocab_size()
+    padded = Tokenizer(library, synthetic.model_info(vocab_size=size + 3))
+    ids = padded.encode(data.draw(st.sampled_from(["龘 fox", "the quick", "日本"])))
+    expected = stream(padded, ids)
+    for position in sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=3)), reverse=True):
+        ids.insert(position, size + data.draw(st.integers(0, 2)))
+    assert stream(padded, ids) == expected == padded.decode(ids)
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
 def test_time_is_linear_on_output_that_never_becomes_text(kind: str) -> None:
-    tokenizer = synthetic.load(synthetic.KINDS[kind]())
+    tokenizer = synthetic.loaded(kind)
     lead = next(index for index in range(tokenizer.vocab_size) if tokenizer.table.raw.get(index) == b"\x80")
 
     def cost(count: int) -> float:
@@ -190,6 +218,7 @@ def test_time_is_linear_on_output_that_never_becomes_text(kind: str) -> None:
     [
         b'{"type":"CTC","pad_token":"<pad>","word_delimiter_token":"|","cleanup":true}',
         b'{"type":"BPEDecoder","suffix":"</w>"}',
+        b'{"type":"Strip","content":" ","start":0,"stop":1}',
         b'{"type":"Replace","pattern":{"Regex":"a+"},"content":"b"}',
         b'{"type":"Sequence","decoders":[{"type":"Fuse"},{"type":"Strip","content":" ","start":0,"stop":1}]}',
     ],
@@ -197,6 +226,41 @@ def test_time_is_linear_on_output_that_never_becomes_text(kind: str) -> None:
 def test_a_decoder_that_cannot_be_exact_is_refused_by_name(decoder: bytes) -> None:
     with pytest.raises(ModelError, match=r"cannot be decoded token by token.*--tokenizer-path"):
         compile_rules(decoder)
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()]),
+        decoders.Sequence([decoders.Metaspace(), decoders.ByteFallback()]),
+        decoders.Sequence(
+            [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " "), decoders.Strip(" ", 2)]
+        ),
+        decoders.Sequence([decoders.Strip("▁", 1), decoders.Replace("▁a", "b"), decoders.Fuse()]),
+        decoders.Metaspace(prepend_scheme="never"),
+        decoders.WordPiece(cleanup=False),
+        decoders.WordPiece(prefix="▁", cleanup=True),
+        decoders.Fuse(),
+        decoders.ByteLevel(),
+    ],
+    ids=str,
+)
+@properties
+@given(tokens=st.lists(st.sampled_from(TRICKY), max_size=8))
+def test_decoders_in_any_order(decoder: decoders.Decoder, tokens: list[str]) -> None:
+    """Against the library's decoder itself; `TRICKY` holds whole characters as runs of byte tokens."""
+    singles = [single for token in tokens for single in token.split("|")]
+    table = TokenTable(singles, compile_rules(decoder.__getstate__()), frozenset())
+    detokenizer = IncrementalDetokenizer(table)
+    text = "".join(map(detokenizer.push_one, range(len(singles)))) + detokenizer.finish()
+    assert text == decoder.decode(singles)
+
+
+def test_an_unfinished_run_of_bytes_counts_as_the_first_token() -> None:
+    decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    table = TokenTable(["<0xC3>", "▁a"], compile_rules(decoder.__getstate__()), frozenset())
+    detokenizer = IncrementalDetokenizer(table)
+    assert detokenizer.push([0, 1]) == decoder.decode(["<0xC3>", "▁a"]) == FFFD + " a"
 
 
 @pytest.mark.parametrize("kind", sorted(PACKAGES))

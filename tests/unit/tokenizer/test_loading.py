@@ -14,7 +14,7 @@ from real_tokenizers import real_tokenizer
 
 from sglmt.errors import ModelError
 from sglmt.tokenizer import fast_backend
-from sglmt.tokenizer.loading import Tokenizer, load_chat_template, load_tokenizer
+from sglmt.tokenizer.loading import Backend, Tokenizer, load_chat_template, load_tokenizer
 from sglmt.tokenizer.model_info import ModelInfo
 
 
@@ -25,6 +25,17 @@ def test_long_and_short_texts_encode_alike(smollm: Tokenizer) -> None:
     assert smollm.encode_many([text, "", "a"]) == [long_ids, [], smollm.encode("a")]
     assert smollm.encode_many([]) == []
     assert smollm.decode(long_ids) == text
+
+
+@pytest.mark.parametrize("backend", ["huggingface", "fastokens"])
+@pytest.mark.parametrize("length", [1, 5000])
+def test_text_that_is_not_unicode_is_a_value_error(smollm_info: ModelInfo, backend: Backend, length: int) -> None:
+    tokenizer = load_tokenizer(smollm_info, backend)
+    text = "a" * length + "\ud83d"
+    with pytest.raises(ValueError, match=f"half of a surrogate pair at character {length}"):
+        tokenizer.encode(text)
+    with pytest.raises(ValueError, match=f"half of a surrogate pair at character {length}"):
+        tokenizer.encode_many(["ok", text])
 
 
 def test_digits_are_split_one_by_one(smollm: Tokenizer) -> None:
@@ -51,7 +62,7 @@ def test_bytes_of_tokens_add_up_to_the_text(smollm: Tokenizer) -> None:
 
 
 def test_bytes_of_tokens_with_byte_fallback() -> None:
-    tokenizer = synthetic.load(synthetic.sentencepiece())
+    tokenizer = synthetic.loaded("sentencepiece")
     ids = tokenizer.encode("fox ᚠ")
     assert b"".join(map(tokenizer.token_bytes, ids)) == " fox ᚠ".encode()
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_files import gguf_fields, write_gguf, write_hf
 from real_tokenizers import real_tokenizer
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from sglmt.errors import ChatTemplateError, ModelError
 from sglmt.tokenizer import default_model
@@ -43,7 +43,7 @@ def test_the_default_model_must_be_installed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_gguf_byte_level(tmp_path: Path) -> None:
-    library = synthetic.byte_level()
+    library = synthetic.library("byte-level")
     fields = gguf_fields(library, "gpt2") | {
         "tokenizer.ggml.bos_token_id": 0,
         "tokenizer.ggml.eos_token_id": 1,
@@ -71,7 +71,7 @@ def test_gguf_byte_level(tmp_path: Path) -> None:
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(alphabet=st.sampled_from(list("the fox' \n12日é🔥ᚠ▁")), max_size=30), prefix=st.booleans())
 def test_gguf_sentencepiece_gives_the_same_ids(text: str, prefix: bool) -> None:
-    library = synthetic.sentencepiece(prefix)
+    library = synthetic.library("sentencepiece" if prefix else "sentencepiece without prefix")
     fields = gguf_fields(library, "llama") | {"tokenizer.ggml.add_space_prefix": prefix}
     built = build_tokenizer(GgufMetadata("x.gguf", fields))
     assert built.encode(text).ids == library.encode(text).ids
@@ -92,11 +92,11 @@ def test_gguf_of_a_real_tokenizer_gives_the_same_ids(package: str, kind: str, pr
 
 
 def test_tokens_written_alike_keep_their_ids_apart() -> None:
-    fields = gguf_fields(synthetic.byte_level(), "gpt2")
+    fields = gguf_fields(synthetic.library("byte-level"), "gpt2")
     fields["tokenizer.ggml.tokens"] = [*fields["tokenizer.ggml.tokens"], "a"]
     fields["tokenizer.ggml.token_type"] = [*fields["tokenizer.ggml.token_type"], 1]
     built = build_tokenizer(GgufMetadata("x.gguf", fields))
-    assert built.token_to_id("a") == synthetic.byte_level().token_to_id("a")
+    assert built.token_to_id("a") == synthetic.library("byte-level").token_to_id("a")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_tokens_written_alike_keep_their_ids_apart() -> None:
     ],
 )
 def test_gguf_fields_that_cannot_be_honoured(changes: dict[str, Any], complaint: str) -> None:
-    fields = gguf_fields(synthetic.byte_level(), "gpt2") | changes
+    fields = gguf_fields(synthetic.library("byte-level"), "gpt2") | changes
     with pytest.raises(ModelError, match=complaint):
         build_tokenizer(GgufMetadata("x.gguf", {key: item for key, item in fields.items() if item is not None}))
 
@@ -119,14 +119,14 @@ def test_gguf_fields_that_cannot_be_honoured(changes: dict[str, Any], complaint:
     "changes", [{"tokenizer.ggml.precompiled_charsmap": [1]}, {"tokenizer.ggml.remove_extra_whitespaces": True}]
 )
 def test_gguf_normalization_is_refused(changes: dict[str, Any]) -> None:
-    fields = gguf_fields(synthetic.sentencepiece(), "llama") | changes
+    fields = gguf_fields(synthetic.library("sentencepiece"), "llama") | changes
     with pytest.raises(ModelError, match="--tokenizer-path"):
         build_tokenizer(GgufMetadata("x.gguf", fields))
 
 
 @pytest.mark.parametrize("size", [0, 3, 100, 5000])
 def test_a_damaged_gguf_is_named(tmp_path: Path, size: int) -> None:
-    whole = write_gguf(tmp_path / "whole.gguf", gguf_fields(synthetic.byte_level(), "gpt2"), 64).read_bytes()
+    whole = write_gguf(tmp_path / "whole.gguf", gguf_fields(synthetic.library("byte-level"), "gpt2"), 64).read_bytes()
     path = tmp_path / "part.gguf"
     path.write_bytes(whole[:size])
     with pytest.raises(ModelError, match=r"part\.gguf"):
@@ -134,7 +134,7 @@ def test_a_damaged_gguf_is_named(tmp_path: Path, size: int) -> None:
 
 
 def test_huggingface_directory(tmp_path: Path) -> None:
-    library = synthetic.byte_level()
+    library = synthetic.library("byte-level")
     model = write_hf(
         tmp_path / "model",
         library,
@@ -163,7 +163,7 @@ def test_huggingface_directory(tmp_path: Path) -> None:
 
 
 def test_a_fast_tokenizer_file_is_used_as_it_is(tmp_path: Path) -> None:
-    model = write_hf(tmp_path / "model", synthetic.wordpiece(), modules=[])
+    model = write_hf(tmp_path / "model", synthetic.library("wordpiece"), modules=[])
     info = resolve_model(str(model), None, None, tmp_path / "cache")
     assert info.tokenizer_file is not None
     assert Path(info.tokenizer_file).read_bytes() == (model / "tokenizer.json").read_bytes()
@@ -171,8 +171,21 @@ def test_a_fast_tokenizer_file_is_used_as_it_is(tmp_path: Path) -> None:
     assert info.chat_template_file is None
 
 
+@pytest.mark.parametrize(
+    ("single", "flags"),
+    [(["<s>", "$A"], (True, False)), (["$A", "</s>"], (False, True)), (["<s>", "$A", "</s>"], (True, True))],
+)
+def test_what_is_put_around_a_text(tmp_path: Path, single: list[str], flags: tuple[bool, bool]) -> None:
+    library = Tokenizer.from_str(synthetic.library("byte-level").to_str())
+    library.post_processor = processors.TemplateProcessing(
+        single=single, pair=[*single, "$B"], special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    info = resolve_model(str(write_hf(tmp_path / "model", library)), None, None, tmp_path / "cache")
+    assert (info.add_bos, info.add_eos) == flags
+
+
 def test_a_template_file_beside_the_configuration_counts(tmp_path: Path) -> None:
-    model = write_hf(tmp_path / "model", synthetic.bare(), tokenizer_config={"chat_template": "old"})
+    model = write_hf(tmp_path / "model", synthetic.library("bare"), tokenizer_config={"chat_template": "old"})
     (model / "chat_template.jinja").write_text("new é")
     info = resolve_model(str(model), None, None, tmp_path / "cache")
     assert info.chat_template_file is not None
@@ -188,7 +201,7 @@ def test_a_template_file_beside_the_configuration_counts(tmp_path: Path) -> None
     ],
 )
 def test_a_configuration_without_what_is_needed(tmp_path: Path, config: dict[str, Any], complaint: str) -> None:
-    model = write_hf(tmp_path / "model", synthetic.bare(), config=config)
+    model = write_hf(tmp_path / "model", synthetic.library("bare"), config=config)
     with pytest.raises(ModelError, match=complaint):
         resolve_model(str(model), None, None, tmp_path / "cache")
 
@@ -197,7 +210,7 @@ def test_nested_configuration_and_sentence_length(tmp_path: Path) -> None:
     text = {"vocab_size": 77, "max_position_embeddings": 512, "eos_token_id": 9}
     model = write_hf(
         tmp_path / "model",
-        synthetic.bare(),
+        synthetic.library("bare"),
         config={"text_config": text, "vocab_size": None, "architectures": ["BertModel"]},
         sentence_bert_config={"max_seq_length": 100},
     )
@@ -209,7 +222,7 @@ def test_nested_configuration_and_sentence_length(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
 @pytest.mark.parametrize("content", ["{", "[1]", ""])
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str) -> None:
-    model = write_hf(tmp_path / "model", synthetic.bare())
+    model = write_hf(tmp_path / "model", synthetic.library("bare"))
     (model / name).write_text(content)
     with pytest.raises(ModelError, match=name.replace(".", r"\.")):
         resolve_model(str(model), None, None, tmp_path / "cache")
@@ -232,12 +245,14 @@ def test_something_else_than_a_model_is_named(tmp_path: Path) -> None:
 
 def test_tokenizer_path_replaces_tokenizer_and_template(tmp_path: Path) -> None:
     model = write_gguf(
-        tmp_path / "m.gguf", gguf_fields(synthetic.byte_level(), "gpt2") | {"tokenizer.ggml.model": "rwkv"}, 700
+        tmp_path / "m.gguf",
+        gguf_fields(synthetic.library("byte-level"), "gpt2") | {"tokenizer.ggml.model": "rwkv"},
+        700,
     )
     with pytest.raises(ModelError, match="--tokenizer-path"):
         resolve_model(str(model), None, None, tmp_path / "cache")
     other = write_hf(
-        tmp_path / "t", synthetic.byte_level(), tokenizer_config={"eos_token": "</s>", "chat_template": "T"}
+        tmp_path / "t", synthetic.library("byte-level"), tokenizer_config={"eos_token": "</s>", "chat_template": "T"}
     )
     for source in (other, other / "tokenizer.json"):
         info = resolve_model(str(model), str(source), None, tmp_path / "cache")
@@ -247,7 +262,7 @@ def test_tokenizer_path_replaces_tokenizer_and_template(tmp_path: Path) -> None:
 
 
 def test_chat_template_can_be_given(tmp_path: Path) -> None:
-    model = str(write_hf(tmp_path / "model", synthetic.bare()))
+    model = str(write_hf(tmp_path / "model", synthetic.library("bare")))
     file = tmp_path / "t.jinja"
     file.write_text("from a file")
     for template, expected in ((str(file), "from a file"), ("{{ inline }}", "{{ inline }}")):
@@ -261,7 +276,7 @@ def test_chat_template_can_be_given(tmp_path: Path) -> None:
 
 
 def test_a_decoder_that_cannot_stream_is_refused_at_start(tmp_path: Path) -> None:
-    model = write_hf(tmp_path / "model", synthetic.bare())
+    model = write_hf(tmp_path / "model", synthetic.library("bare"))
     described = json.loads((model / "tokenizer.json").read_text())
     described["decoder"] = {"type": "BPEDecoder", "suffix": "</w>"}
     (model / "tokenizer.json").write_text(json.dumps(described))
