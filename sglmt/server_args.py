@@ -81,7 +81,7 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = None
     engine_cache_mb: Annotated[
         int, Flag("Memory of the engine's key-value cache, in MiB.", minimum=16, maximum=2**20)
-    ] = 256
+    ] = 512
     disaggregation_mode: Annotated[
         str, Flag("Only `null`: splitting prefill from decode is the engine's matter.")
     ] = "null"

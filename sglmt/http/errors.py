@@ -22,7 +22,6 @@ MAX_SHOWN_CHARS = 100
 ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
-    403: "permission_error",
     404: "not_found_error",
     405: "method_not_allowed_error",
     408: "timeout_error",

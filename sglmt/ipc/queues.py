@@ -118,3 +118,18 @@ class Outbox:
         self._backlog.clear()
         self._backlog_bytes = 0
         self._socket.close(linger=0)
+
+
+class Transport:
+    """Makes the queues of one process. Tests put a network of their own in its place."""
+
+    def __init__(self) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+
+    def inbox(self, address: str) -> Inbox:
+        """Bind the receiving end at `address`."""
+        return Inbox(self._context, address)
+
+    def outbox(self, address: str) -> Outbox:
+        """Connect a sending end to `address`."""
+        return Outbox(self._context, address)

@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import zmq
-
 from sglmt.delivery.keys import split_life
 from sglmt.ipc.addresses import http_worker_ipc
-from sglmt.ipc.queues import Outbox
+from sglmt.ipc.queues import Outbox, Transport
 
 
 class SocketMapping:
@@ -23,12 +21,12 @@ class SocketMapping:
 
     def __init__(
         self,
-        context: zmq.Context[zmq.Socket[bytes]],
+        transport: Transport,
         run_dir: Path,
         is_dead: Callable[[int, int], bool],
     ) -> None:
         """`is_dead(index, generation)` tells whether the state page shows a worker life as gone."""
-        self._context = context
+        self._transport = transport
         self._run_dir = run_dir
         self._is_dead = is_dead
         self._outboxes: dict[int, Outbox] = {}
@@ -48,7 +46,7 @@ class SocketMapping:
             if life in self._dead_lives or self._is_dead(index, generation):
                 self.late += 1
                 return False
-            outbox = Outbox(self._context, http_worker_ipc(self._run_dir, life))
+            outbox = self._transport.outbox(http_worker_ipc(self._run_dir, life))
             self._outboxes[life] = outbox
         return outbox.send(frame)
 

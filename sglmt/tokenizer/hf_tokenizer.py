@@ -30,7 +30,7 @@ def hf_tokenizer_parts(path: Path, trust_remote_code: bool) -> TokenizerParts:
         name: text for name in _NAMES if (text := token_content(config.get(name, special_map.get(name)))) is not None
     }
     if fast_file.is_file():
-        tokenizer_json = _with_special_flags(fast_file, _declared_special(config, special_map, named))
+        tokenizer_json = _completed(fast_file, config, _declared_special(config, special_map, named))
     else:
         tokenizer_json = _converted(directory, trust_remote_code)
     return TokenizerParts(tokenizer_json, _chat_template(directory, config), named)
@@ -41,17 +41,27 @@ def _declared_special(config: dict[str, Any], special_map: dict[str, Any], named
     texts = set(named.values())
     for source in (config, special_map):
         for key in ("additional_special_tokens", "extra_special_tokens"):
-            value = source.get(key) or []
-            values = value.values() if isinstance(value, dict) else value
+            value = source.get(key)
+            values = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
             texts |= {text for item in values if (text := token_content(item)) is not None}
-    for entry in (config.get("added_tokens_decoder") or {}).values():
-        if isinstance(entry, dict) and entry.get("special") and (text := token_content(entry)) is not None:
-            texts.add(text)
-    return texts
+    return texts | {entry["content"] for _, entry in _declared_added(config) if entry.get("special")}
 
 
-def _with_special_flags(fast_file: Path, declared: set[str]) -> bytes:
-    """The file as it is, unless it lacks the special flag of tokens declared special beside it."""
+def _declared_added(config: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+    """The tokens that tokenizer_config.json adds to the vocabulary, by id."""
+    entries = config.get("added_tokens_decoder")
+    if not isinstance(entries, dict):
+        return []
+    valid = (
+        (int(key), entry)
+        for key, entry in entries.items()
+        if key.isdecimal() and isinstance(entry, dict) and token_content(entry) is not None
+    )
+    return sorted(valid, key=lambda item: item[0])
+
+
+def _completed(fast_file: Path, config: dict[str, Any], special: set[str]) -> bytes:
+    """The file as it is, unless tokens declared beside it are missing in it or lack the special flag."""
     try:
         data = fast_file.read_bytes()
         tokenizer = Tokenizer.from_buffer(data)
@@ -59,12 +69,20 @@ def _with_special_flags(fast_file: Path, declared: set[str]) -> bytes:
         raise ModelError(f"cannot read {fast_file}: {error.strerror or error}") from error
     except Exception as error:
         raise ModelError(f"{fast_file} is not a tokenizer file ({error}); download it again") from error
+    changed = False
+    for index, entry in _declared_added(config):
+        if tokenizer.token_to_id(entry["content"]) is None and index == tokenizer.get_vocab_size():
+            changed |= bool(tokenizer.add_tokens([_added_token(entry)]))
     flagged = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-    missing = [text for text in sorted(declared - flagged) if tokenizer.token_to_id(text) is not None]
-    if not missing:
-        return data
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in missing])
-    return tokenizer.to_str().encode()
+    unflagged = [text for text in sorted(special - flagged) if tokenizer.token_to_id(text) is not None]
+    if unflagged:
+        tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in unflagged])
+    return tokenizer.to_str().encode() if changed or unflagged else data
+
+
+def _added_token(entry: dict[str, Any]) -> AddedToken:
+    flags = {name: bool(entry[name]) for name in ("single_word", "lstrip", "rstrip", "special") if name in entry}
+    return AddedToken(entry["content"], normalized=bool(entry.get("normalized", not entry.get("special"))), **flags)
 
 
 def _converted(directory: Path, trust_remote_code: bool) -> bytes:

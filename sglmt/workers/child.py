@@ -15,6 +15,7 @@ import importlib
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ import setproctitle
 
 from sglmt.errors import ExitCode, SglmtError
 from sglmt.ipc.bootstrap import Bootstrap, read_bootstrap
+from sglmt.ipc.queues import Transport
 from sglmt.ipc.shared_memory import Arguments, read_arguments
 from sglmt.ipc.state_page import HeaderWord, Phase, StatePage
 from sglmt.messages.frame import FrameWriter, Role
@@ -56,6 +58,8 @@ class ChildContext:
         self.writer = FrameWriter(bootstrap.instance_id, bootstrap.role, bootstrap.index, bootstrap.generation)
         self.arguments, self.segment_revision = read_arguments(bootstrap.segment_name, bootstrap.instance_id)
         self.args = self.arguments.server_args
+        self.transport = Transport()
+        self.clock: Callable[[], float] = time.monotonic
         self.death_fd = bootstrap.death_fd
         self.stop_requested = False
         self._on_stop: Callable[[], object] | None = None

@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
-import zmq
 
 from sglmt.delivery.keys import life_of, make_life, split_life
 from sglmt.ipc.addresses import ipc_address
-from sglmt.ipc.queues import Inbox
 from sglmt.ipc.socket_mapping import SocketMapping
 from sglmt.ipc.state_page import Phase, SlotWord
 from sglmt.messages.columns import Batch
@@ -36,12 +34,11 @@ class DetokenizerManager:
     def __init__(self, child: ChildContext, texts: RowText) -> None:
         self._child = child
         self._texts = texts
-        self._context = zmq.Context(io_threads=1)
         address = ipc_address(child.run_dir, Role.DETOKENIZER, child.index, child.generation)
-        self._inbox = Inbox(self._context, address)
+        self._inbox = child.transport.inbox(address)
         self._receiver = FrameReceiver(child)
-        self._scheduler = PeerOutbox(child, self._context, Role.SCHEDULER, 0)
-        self._workers = SocketMapping(self._context, child.run_dir, worker_is_dead(child.page))
+        self._scheduler = PeerOutbox(child, Role.SCHEDULER, 0)
+        self._workers = SocketMapping(child.transport, child.run_dir, worker_is_dead(child.page))
         self._known_lives: set[int] = set()
         self._deliver: Callable[[BatchTokenIDOutput], None] = (
             self._deliver_whole if child.args.mode == "single" else self._deliver_split

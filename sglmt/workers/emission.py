@@ -7,8 +7,6 @@ behind simply wait, several tokens becoming one row.
 
 from __future__ import annotations
 
-import zmq
-
 from sglmt.delivery.ledger import Record, Stage
 from sglmt.ipc.state_page import SlotWord
 from sglmt.messages.columns import RaggedColumn, pack, pack_ragged
@@ -141,9 +139,9 @@ class Rows:
 class Emitter:
     """Sends dirty records to their detokenizers, one batch a detokenizer and step."""
 
-    def __init__(self, child: ChildContext, context: zmq.Context[zmq.Socket[bytes]], detokenizers: int) -> None:
+    def __init__(self, child: ChildContext, detokenizers: int) -> None:
         self._child = child
-        self._peers = [PeerOutbox(child, context, Role.DETOKENIZER, index) for index in range(detokenizers)]
+        self._peers = [PeerOutbox(child, Role.DETOKENIZER, index) for index in range(detokenizers)]
         self._dirty: list[dict[int, Record]] = [{} for _ in range(detokenizers)]
         self._forget: list[list[int]] = [[] for _ in range(detokenizers)]
 

@@ -7,11 +7,8 @@ and sends the list of live requests when it is due.
 
 from __future__ import annotations
 
-import time
 from array import array
 from typing import Protocol
-
-import zmq
 
 from sglmt.delivery.keys import make_key, make_life
 from sglmt.delivery.live_requests import ListClock, PeerGenerations, columns_of_list
@@ -40,16 +37,17 @@ class OpenStream(Protocol):
 class Frontend:
     """Live requests of one worker life, by key."""
 
-    def __init__(self, child: ChildContext, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def __init__(self, child: ChildContext) -> None:
         self._child = child
         self.slot = child.slot
+        self._clock = child.clock
         self._page = child.page
         self.life = make_life(child.index, child.generation)
         self._counter = 0
         self.live: dict[int, LiveRequest] = {}
         next_hop = Role.ROUTER if child.args.mode == "multi" else Role.SCHEDULER
-        self._peer = PeerOutbox(child, context, next_hop, 0)
-        self._clock = ListClock()
+        self._peer = PeerOutbox(child, next_hop, 0)
+        self._list_clock = ListClock()
         self._gaps: list[tuple[int, int]] = []
         self.open_streams: set[OpenStream] = set()
 
@@ -62,7 +60,7 @@ class Frontend:
 
     def submit(self, submission: Submission, choice: int, prompt_tokens: int, sink: Sink) -> LiveRequest:
         """Send a new request; its answers go to `sink`."""
-        request = LiveRequest(submission, choice, prompt_tokens, sink, self._child.args.max_resubmits)
+        request = LiveRequest(submission, choice, prompt_tokens, sink, self._child.args.max_resubmits, self._clock())
         self.live[request.key] = request
         self.slot[SlotWord.IN_FLIGHT] = len(self.live)
         self._send(submission)
@@ -103,7 +101,7 @@ class Frontend:
         finishes, logprobs = batch.finish_reasons, batch.output_logprobs
         extras = bool(finishes or logprobs or batch.input_logprobs or batch.cached_tokens)
         live_get = self.live.get
-        now_s = time.monotonic()
+        now_s = self._clock()
         slot = self.slot
         new_tokens = 0
         for row, key in enumerate(keys):
@@ -199,7 +197,7 @@ class Frontend:
         slot = self.slot
         slot[SlotWord.IN_FLIGHT] = len(self.live)
         slot.add(SlotWord.CACHED_TOKENS, request.cached_tokens)
-        elapsed_us = int((time.monotonic() - request.submitted_at_s) * 1e6)
+        elapsed_us = int((self._clock() - request.submitted_at_s) * 1e6)
         observe(slot, SlotWord.E2E_BUCKETS, elapsed_us, LATENCY_BUCKETS)
         request.sink.finished(request, text, new_ids, logprobs, finish)  # type: ignore[arg-type]
 
@@ -269,10 +267,10 @@ class Frontend:
             page.generation(Role.ROUTER, 0),
             tuple(page.generation(Role.DETOKENIZER, index) for index in range(self._child.args.detokenizers)),
         )
-        now_s = time.monotonic()
-        if self._clock.is_due(now_s, peers, len(self.live)):
+        now_s = self._clock()
+        if self._list_clock.is_due(now_s, peers, len(self.live)):
             self._send(self._list())
-            self._clock.sent(now_s, len(self.live))
+            self._list_clock.sent(now_s, len(self.live))
 
     def _list(self) -> LiveRequestsReq:
         keys, attempts, offsets = columns_of_list(
@@ -280,7 +278,7 @@ class Frontend:
         )
         return LiveRequestsReq(
             life=self.life,
-            number=self._clock.next_number(),
+            number=self._list_clock.next_number(),
             up_to_counter=self._counter,
             keys=pack("Q", keys),
             attempts=pack("I", attempts),
@@ -289,14 +287,14 @@ class Frontend:
 
     def fail_waiting(self, waited_s: float, finish: FinishReason) -> None:
         """End requests that have no token yet after `waited_s` (the engine is away for too long)."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         for request in list(self.live.values()):
             if not request.tokens and now_s - request.submitted_at_s >= waited_s:
                 self._finish(request, "", array("I"), None, finish)
 
     def keep_streams_alive(self) -> None:
         """Comments on streams that have been silent for long. Call about once a second."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         for stream in list(self.open_streams):
             stream.keep_alive(now_s)
 

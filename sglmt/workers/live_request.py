@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 from typing import Protocol
 
@@ -58,7 +57,15 @@ class LiveRequest:
         "tokens",
     )
 
-    def __init__(self, submission: Submission, choice: int, prompt_tokens: int, sink: Sink, max_resubmits: int) -> None:
+    def __init__(
+        self,
+        submission: Submission,
+        choice: int,
+        prompt_tokens: int,
+        sink: Sink,
+        max_resubmits: int,
+        now_s: float,
+    ) -> None:
         self.key = submission.key
         self.attempt = submission.attempt
         self.submission = submission
@@ -73,7 +80,7 @@ class LiveRequest:
         self.cached_tokens = 0
         self.input_logprobs: TokenLogprobs | None = None
         self.embedding: tuple[float, ...] | None = None
-        self.submitted_at_s = time.monotonic()
+        self.submitted_at_s = now_s
         self.first_token_at_s: float | None = None
         self.last_token_at_s = 0.0
 

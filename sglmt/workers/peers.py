@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import zmq
-
 from sglmt.ipc.addresses import ipc_address
 from sglmt.ipc.queues import Outbox
 from sglmt.ipc.state_page import StatePage
@@ -21,10 +19,10 @@ from sglmt.workers.child import ChildContext
 class PeerOutbox:
     """The outbox to (role, index), whichever life that is now."""
 
-    def __init__(self, child: ChildContext, context: zmq.Context[zmq.Socket[bytes]], role: Role, index: int) -> None:
+    def __init__(self, child: ChildContext, role: Role, index: int) -> None:
         self._page = child.page
         self._run_dir = child.run_dir
-        self._context = context
+        self._transport = child.transport
         self._role = role
         self._index = index
         self._outbox: Outbox | None = None
@@ -46,7 +44,7 @@ class PeerOutbox:
         self.generation = generation
         if generation:
             address = ipc_address(self._run_dir, self._role, self._index, generation)
-            self._outbox = Outbox(self._context, address)
+            self._outbox = self._transport.outbox(address)
         return True
 
     def send(self, frame: bytes | bytearray) -> bool:

@@ -7,11 +7,8 @@ found again by the workers' lists. Frames for a scheduler that is starting are k
 
 from __future__ import annotations
 
-import zmq
-
 from sglmt.delivery.keys import make_life
 from sglmt.ipc.addresses import ipc_address
-from sglmt.ipc.queues import Inbox
 from sglmt.ipc.socket_mapping import SocketMapping
 from sglmt.ipc.state_page import SlotWord
 from sglmt.messages.frame import Role, Scope
@@ -26,12 +23,11 @@ class MultiTokenizerRouter:
 
     def __init__(self, child: ChildContext) -> None:
         self._child = child
-        self._context = zmq.Context(io_threads=1)
         address = ipc_address(child.run_dir, Role.ROUTER, child.index, child.generation)
-        self._inbox = Inbox(self._context, address)
+        self._inbox = child.transport.inbox(address)
         self._receiver = FrameReceiver(child)
-        self._scheduler = PeerOutbox(child, self._context, Role.SCHEDULER, 0)
-        self._workers = SocketMapping(self._context, child.run_dir, worker_is_dead(child.page))
+        self._scheduler = PeerOutbox(child, Role.SCHEDULER, 0)
+        self._workers = SocketMapping(child.transport, child.run_dir, worker_is_dead(child.page))
 
     def run(self) -> None:
         """Forward until asked to stop."""

@@ -8,19 +8,16 @@ rows go to the detokenizers. It ends when asked, or with the engine.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import zmq
 
 from sglmt.delivery.keys import life_of, split_life
 from sglmt.delivery.ledger import Ledger, Record, Stage
 from sglmt.engines.base import Engine, EngineOutput, EngineRequest
 from sglmt.errors import EngineError, EngineRefusal
 from sglmt.ipc.addresses import ipc_address
-from sglmt.ipc.queues import Inbox
 from sglmt.ipc.state_page import Phase, SlotWord
 from sglmt.messages.columns import unpack
 from sglmt.messages.frame import Role, Scope
@@ -53,12 +50,12 @@ class Scheduler:
     def __init__(self, child: ChildContext, engine: Engine) -> None:
         self._child = child
         self._engine = engine
-        self._context = zmq.Context(io_threads=1)
+        self._clock = child.clock
         address = ipc_address(child.run_dir, Role.SCHEDULER, child.index, child.generation)
-        self._inbox = Inbox(self._context, address)
+        self._inbox = child.transport.inbox(address)
         self._receiver = FrameReceiver(child)
-        self._emitter = Emitter(child, self._context, child.args.detokenizers)
-        self._router = PeerOutbox(child, self._context, Role.ROUTER, 0) if child.args.mode == "multi" else None
+        self._emitter = Emitter(child, child.args.detokenizers)
+        self._router = PeerOutbox(child, Role.ROUTER, 0) if child.args.mode == "multi" else None
         self._worker_is_dead = worker_is_dead(child.page)
         self._ledger = Ledger()
         self._queue = AdmissionQueue()
@@ -129,7 +126,7 @@ class Scheduler:
         if not engine.has_work():
             return
         at_s = engine.next_step_at_s()
-        if at_s is not None and time.monotonic() < at_s:
+        if at_s is not None and self._clock() < at_s:
             return
         slot = self._child.slot
         slot.enter(Phase.STEPPING)
@@ -146,7 +143,7 @@ class Scheduler:
         slot.add(SlotWord.RESUMES, self._emitter.refresh(self._ledger.records))
         if self._router is not None:
             self._router.refresh()
-        now_s = time.monotonic()
+        now_s = self._clock()
         for key, deadline_s in list(self._deadlines.items()):
             record = self._ledger.records.get(key)
             if record is None or record.stage == Stage.FINISHED:
@@ -353,7 +350,7 @@ class Scheduler:
                 strict=True,
             )
         )
-        result = self._ledger.reconcile(request.life, request.number, request.up_to_counter, listed, time.monotonic())
+        result = self._ledger.reconcile(request.life, request.number, request.up_to_counter, listed, self._clock())
         for record in result.resume:
             self._replay(record)
         for record in result.forget:

@@ -22,7 +22,6 @@ from pathlib import Path
 
 import msgspec
 import uvloop
-import zmq
 
 from sglmt import __version__
 from sglmt.errors import ExitCode
@@ -36,7 +35,6 @@ from sglmt.http.native.info import server_info_body
 from sglmt.http.server import HttpServer
 from sglmt.http.streams import Flusher
 from sglmt.ipc.addresses import http_worker_ipc
-from sglmt.ipc.queues import Inbox
 from sglmt.ipc.state_page import HeaderWord, Phase, SlotWord
 from sglmt.messages.frame import Role
 from sglmt.messages.sampling import FinishReason, TokenLogprobs
@@ -62,15 +60,14 @@ class TokenizerWorker:
 
     def __init__(self, child: ChildContext, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         self._child = child
-        self._context = zmq.Context(io_threads=1)
         self.args = child.args
         self.tokenizer = tokenizer
         self.template = template
         self.keys = ApiKeys(child.bootstrap.api_keys)
-        self.frontend = Frontend(child, self._context)
+        self.frontend = Frontend(child)
         self.flusher = Flusher()
         self.started_unix_s = int(time.time())
-        self._inbox = Inbox(self._context, http_worker_ipc(child.run_dir, self.frontend.life))
+        self._inbox = child.transport.inbox(http_worker_ipc(child.run_dir, self.frontend.life))
         self._receiver = FrameReceiver(child)
         self._limits: ModelLimits | None = None
         self._limits_revision = -1

@@ -111,9 +111,7 @@ def test_two_instances_of_different_names_run_side_by_side(make_args: MakeArgs, 
     assert list(base.iterdir()) == []
 
 
-def test_children_of_a_killed_supervisor_end_and_the_next_launch_cleans_up(
-    make_args: MakeArgs, base: Path
-) -> None:
+def test_children_of_a_killed_supervisor_end_and_the_next_launch_cleans_up(make_args: MakeArgs, base: Path) -> None:
     port = free_port()
     with apart(make_args(port=port)) as (killed, children):
         assert len(children) == 5
@@ -133,9 +131,7 @@ def test_children_of_a_killed_supervisor_end_and_the_next_launch_cleans_up(
     assert list(base.iterdir()) == []
 
 
-def test_child_that_outlives_its_supervisor_is_ended_by_the_next_launch(
-    make_args: MakeArgs, base: Path
-) -> None:
+def test_child_that_outlives_its_supervisor_is_ended_by_the_next_launch(make_args: MakeArgs, base: Path) -> None:
     port = free_port()
     plan = {"tokenizer_worker:1": {"orphan": True}}
     with apart(make_args(port=port), plan) as (killed, children):
@@ -175,9 +171,7 @@ def test_port_is_free_again_after_connections_were_served(make_args: MakeArgs) -
             client.close()
 
 
-def test_child_environment_and_arguments_hold_no_secret(
-    make_args: MakeArgs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_child_environment_and_arguments_hold_no_secret(make_args: MakeArgs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLMT_API_KEY", "in-the-environment")
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/notify")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
@@ -211,7 +205,7 @@ def test_signal_to_the_terminal_reaches_only_the_supervisor(make_args: MakeArgs)
 
 
 def test_detached_output_of_children_is_logged_in_whole_lines(make_args: MakeArgs) -> None:
-    plan = {"router": {"say": ["WARNING watch out", "x" * 200_000, "plain"]}}
+    plan = {"router": {"say": ["WARNING watch out", "x" * 90_000, "plain"]}}
 
     async def scenario() -> None:
         async with supervised(make_args(), plan) as running:
@@ -219,7 +213,7 @@ def test_detached_output_of_children_is_logged_in_whole_lines(make_args: MakeArg
             said = [(level, text) for level, source, text in running.lines if source == "router"]
             assert said[0] == ("warning", "watch out")
             assert said[-1] == ("info", "plain")
-            assert sum(len(text) for _, text in said[1:-1]) == 200_000
+            assert sum(len(text) for _, text in said[1:-1]) == 90_000
             assert running.supervisor.tail(running.process("router").spec.role, 0)[-1] == "plain"
 
     asyncio.run(scenario())

@@ -129,9 +129,7 @@ def test_crashed_worker_comes_back_with_a_new_generation(make_args: MakeArgs) ->
             assert running.generation(Role.TOKENIZER_WORKER, 1) == 1
             assert victim.life.pid is not None
             os.kill(victim.life.pid, signal.SIGKILL)
-            await running.until(
-                lambda: running.supervisor.snapshot().state == "degraded", 5, "the loss is noticed"
-            )
+            await running.until(lambda: running.supervisor.snapshot().state == "degraded", 5, "the loss is noticed")
             assert running.supervisor.verdict.ready  # two of three serve
             await running.until(lambda: victim.serves and victim.life.generation == 2, 10, "it is back")
             assert running.generation(Role.TOKENIZER_WORKER, 1) == 2
@@ -183,9 +181,7 @@ def test_not_ready_while_an_essential_process_is_missing(make_args: MakeArgs, ro
     asyncio.run(scenario())
 
 
-def test_crash_loop_of_the_scheduler_ends_the_tree_with_its_last_words(
-    make_args: MakeArgs, tmp_path: Path
-) -> None:
+def test_crash_loop_of_the_scheduler_ends_the_tree_with_its_last_words(make_args: MakeArgs, tmp_path: Path) -> None:
     trigger = tmp_path / "crash"
     plan = {"scheduler": {"then": "exit:0", "after_file": str(trigger), "say": ["ERROR the engine broke"]}}
     args = make_args(max_restarts=1)
@@ -207,9 +203,7 @@ def test_crash_loop_of_the_scheduler_ends_the_tree_with_its_last_words(
     assert_nothing_left(running, args)
 
 
-def test_one_broken_worker_is_tried_for_ever_all_broken_end_the_tree(
-    make_args: MakeArgs, tmp_path: Path
-) -> None:
+def test_one_broken_worker_is_tried_for_ever_all_broken_end_the_tree(make_args: MakeArgs, tmp_path: Path) -> None:
     one, all_of_them = tmp_path / "one", tmp_path / "all"
     plan = {
         "tokenizer_worker:0": {"then": "exit:1", "after_file": str(one)},
@@ -296,9 +290,7 @@ def test_stopped_child_is_replaced(make_args: MakeArgs) -> None:
     asyncio.run(scenario())
 
 
-def test_child_without_heartbeat_is_asked_for_its_stacks_and_replaced(
-    make_args: MakeArgs, tmp_path: Path
-) -> None:
+def test_child_without_heartbeat_is_asked_for_its_stacks_and_replaced(make_args: MakeArgs, tmp_path: Path) -> None:
     trigger = tmp_path / "silent"
     plan = {"detokenizer:0": {"then": "silent", "after_file": str(trigger), "until": 1}}
 
@@ -462,8 +454,6 @@ def test_supervisor_publishes_its_heartbeat_and_the_mean_of_connections(make_arg
             mean = HeaderWord.ACCEPT_MEAN_X1000
             await running.until(lambda: resources.page.header(mean) == 3500, 2, "the mean is published")
             beat = resources.page.header(HeaderWord.SUPERVISOR_HEARTBEAT_NS)
-            await running.until(
-                lambda: resources.page.header(HeaderWord.SUPERVISOR_HEARTBEAT_NS) > beat, 2, "it beats"
-            )
+            await running.until(lambda: resources.page.header(HeaderWord.SUPERVISOR_HEARTBEAT_NS) > beat, 2, "it beats")
 
     asyncio.run(scenario())

@@ -1,11 +1,12 @@
 """A stand-in for `sglmt.workers.child`: speaks its contract with the supervisor, and misbehaves on request.
 
 Run as `fake_child.py PLAN --bootstrap-fd N LABEL`. PLAN is JSON: label (or role, or `*`) → a dict of
-`start`: `ready` (default), `hang`, `exit:<code>`, `failed:<reason>`, `kill:<signal>`; `then`: `serve` (default),
-`exit:<code>`, `kill:<signal>`, `silent`; `ignore_term`: true; `orphan`: true (outlives its supervisor); `ignore_probe`: true; `grandchild`: true (starts a `sleep`);
-`say`: lines for stderr;
-`until`: the misbehaviour is for generations up to this one (absent: all); `after_file`: `then` happens once this
-file exists.
+
+- `start`: `ready` (default), `hang`, `exit:<code>`, `failed:<reason>`, `kill:<signal>`
+- `then`: `serve` (default), `exit:<code>`, `kill:<signal>`, `silent`; once `after_file` exists, if given
+- `until`: the last generation that misbehaves (absent: all do)
+- `say`: lines for stderr
+- `ignore_term`, `ignore_probe`, `orphan` (outlives its supervisor), `grandchild` (starts a `sleep`): true
 """
 
 from __future__ import annotations

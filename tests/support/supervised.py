@@ -34,9 +34,7 @@ class Supervised:
     def __init__(self, args: ServerArgs, plan: dict[str, dict[str, Any]], resolver: tuple[str, ...]) -> None:
         self.lines: list[tuple[str, str, str]] = []
         self.ready = False
-        self.supervisor = Supervisor(
-            args, self._log, self._on_ready, command=fake_command(plan), resolver=resolver
-        )
+        self.supervisor = Supervisor(args, self._log, self._on_ready, command=fake_command(plan), resolver=resolver)
         self.exit_code: int | None = None
 
     def _log(self, level: str, source: str, text: str) -> None:

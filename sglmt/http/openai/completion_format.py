@@ -17,7 +17,7 @@ from sglmt.http.formatting import (
     sse_error,
     sse_object,
 )
-from sglmt.http.openai.logprobs import TextOffsets, completion_logprobs
+from sglmt.http.openai.logprobs import TextOffsets, completion_logprobs, prompt_offsets
 from sglmt.http.openai.usage import UsageTable, failure_event, raise_failure
 from sglmt.messages.sampling import FinishReason, TokenLogprobs
 
@@ -60,8 +60,7 @@ class CompletionFormatter:
         if not self._prompt_logprobs_wanted:
             return b""
         prompt_index = choice // self._request.n
-        ids = self._context.prompt_ids[prompt_index]
-        logprobs = completion_logprobs(ids, input_logprobs, TextOffsets(0), self._context)
+        logprobs = self._logprobs_of_prompt(prompt_index, input_logprobs)
         return self._chunk(choice, self._prompt_text(prompt_index), logprobs, None)
 
     def delta(self, choice: int, text: str, token_ids: Sequence[int], logprobs: TokenLogprobs | None) -> bytes:
@@ -122,12 +121,16 @@ class CompletionFormatter:
         formatted = completion_logprobs(result.token_ids[: len(own.chosen)], own, TextOffsets(start), context)
         if not self._prompt_logprobs_wanted or result.input_logprobs is None:
             return formatted
-        prompt_ids = context.prompt_ids[result.prompt_index]
-        of_prompt = completion_logprobs(prompt_ids, result.input_logprobs, TextOffsets(0), context)
+        of_prompt = self._logprobs_of_prompt(result.prompt_index, result.input_logprobs)
         return {name: joined(of_prompt[name], formatted[name]) for name in formatted}
 
     def _logprobs(self, choice: int, token_ids: Sequence[int], logprobs: TokenLogprobs) -> dict[str, list[Any] | None]:
         return completion_logprobs(token_ids, logprobs, self._offsets[choice], self._context)
+
+    def _logprobs_of_prompt(self, prompt_index: int, input_logprobs: TokenLogprobs) -> dict[str, list[Any] | None]:
+        ids = self._context.prompt_ids[prompt_index]
+        offsets = prompt_offsets(self._prompt_text(prompt_index), ids, self._context)
+        return completion_logprobs(ids, input_logprobs, offsets, self._context)
 
     def _chunk(self, choice: int, text: str, logprobs: Any, reason: str | None) -> bytes:
         return b'%b%b,"logprobs":%b,"finish_reason":%b}%b' % (

@@ -13,7 +13,8 @@ class TextOffsets:
     """`text_offset` of consecutive tokens: characters from the start of the prompt's text, 0 without one.
 
     Counted on the tokens' bytes, so that it does not depend on how a stream was cut: a token that continues a
-    character points at that character.
+    character points at that character. A negative start is for tokens that stand before the text (BOS): they are
+    at 0.
     """
 
     __slots__ = ("_characters",)
@@ -24,11 +25,19 @@ class TextOffsets:
     def take(self, token_bytes: bytes) -> int:
         """Where this token begins; moves behind it."""
         start = self._characters
-        if token_bytes.isascii():
-            self._characters += len(token_bytes)
-            return start
-        self._characters += sum(byte & 0xC0 != 0x80 for byte in token_bytes)
-        return start - 1 if start and token_bytes[0] & 0xC0 == 0x80 else start
+        self._characters += _characters(token_bytes)
+        inside = bool(token_bytes) and token_bytes[0] & 0xC0 == 0x80
+        return max(0, start - inside)
+
+
+def prompt_offsets(text: str, ids: Sequence[int], context: FormatContext) -> TextOffsets:
+    """Offsets of a prompt's own tokens, so that the last one ends where the text ends."""
+    return TextOffsets(len(text) - sum(_characters(context.token_bytes(token_id)) for token_id in ids))
+
+
+def _characters(token_bytes: bytes) -> int:
+    """How many characters begin in these bytes."""
+    return len(token_bytes) if token_bytes.isascii() else sum(byte & 0xC0 != 0x80 for byte in token_bytes)
 
 
 def completion_logprobs(

@@ -289,6 +289,14 @@ def test_echo_with_logprobs_covers_the_prompt_both_ways() -> None:
     assert flat(choice["logprobs"]["text_offset"] for choice in choices) == [0, 4, 8]
 
 
+def test_tokens_before_the_text_are_at_its_start() -> None:
+    told = context(prompt_texts=["zero one"], prompt_ids=[[5, 0, 1]])
+    of_prompt = logprobs([None, -1.0, -1.0])
+    result = ChoiceResult(0, 0, " four", [4], logprobs([-1.0]), of_prompt, LENGTH, ChoiceUsage(3, 1, 0))
+    body = json.loads(completion(echo=True, logprobs=0).make_formatter(told).result([result]))
+    assert body["choices"][0]["logprobs"]["text_offset"] == [0, 0, 4, 8]
+
+
 def test_chat_logprobs_are_the_clients_type() -> None:
     top = [[(1, -0.5), (2, float("-inf"))]]
     request = chat(stream=True, logprobs=True, top_logprobs=2)

@@ -162,6 +162,24 @@ def test_huggingface_directory(tmp_path: Path) -> None:
     assert Path(info.chat_template_file).read_text() == "{{ eos_token }}"
 
 
+def test_tokens_added_by_the_configuration_alone(tmp_path: Path) -> None:
+    library = synthetic.library("byte-level")
+    size = library.get_vocab_size()
+    added = {
+        str(size + 1): {"content": "<tool>", "special": False, "lstrip": False},
+        str(size): {"content": "<|think|>", "special": True},
+        "0": {"content": "<s>", "special": True},
+        "9999": {"content": "<far>", "special": True},
+        "x": 1,
+    }
+    model = write_hf(tmp_path / "model", library, tokenizer_config={"added_tokens_decoder": added})
+    tokenizer = load_tokenizer(resolve_model(str(model), None, None, tmp_path / "cache"))
+    ids = tokenizer.encode("fox<|think|><tool>")
+    assert ids[-2:] == [size, size + 1]
+    assert tokenizer.decode(ids) == "fox<tool>"
+    assert tokenizer.token_to_id("<far>") is None  # its id cannot be had
+
+
 def test_a_fast_tokenizer_file_is_used_as_it_is(tmp_path: Path) -> None:
     model = write_hf(tmp_path / "model", synthetic.library("wordpiece"), modules=[])
     info = resolve_model(str(model), None, None, tmp_path / "cache")
