@@ -30,7 +30,7 @@ class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
     state_page: str
     death_fd: int  # read end of a pipe: readable (EOF) when the supervisor is gone
     ready_fd: int  # write end: one line `ready` or `failed <reason>`
-    cache_dir: str = ""  # where the resolver and the engine keep what they converted
+    cache_dir: str  # where the resolver and the engine keep what they converted
     listen_fd: int | None = None
     api_keys: tuple[str, ...] = ()
     log_level: str = "info"

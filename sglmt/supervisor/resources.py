@@ -29,6 +29,7 @@ from sglmt.server_args import PortArgs, SchedulerInfo, ServerArgs
 from sglmt.supervisor.environment import child_environment
 from sglmt.supervisor.leftovers import end_leftovers
 from sglmt.supervisor.listener import Listener
+from sglmt.supervisor.resolve_model import cache_directory
 from sglmt.supervisor.rundir import STATE_PAGE, InstanceRecord, RunDir, find_instances
 from sglmt.supervisor.services import Log
 from sglmt.supervisor.slots import SlotTable
@@ -82,6 +83,7 @@ class Resources:
         self._claims = claims
         self._log = log
         self._run_dir = claims.run_dir.path
+        self._cache_dir = cache_directory(self._run_dir)
         self.arguments = Arguments(
             server_args=args.without_secrets(),
             port_args=PortArgs(
@@ -130,7 +132,7 @@ class Resources:
             segment_name=self.segment.name, state_page=str(self._run_dir / STATE_PAGE),
             death_fd=self._death_read_fd, ready_fd=-1,
             listen_fd=self._claims.listener.fd if worker else None,
-            api_keys=self._args.api_key if worker else (), log_level=self._args.log_level,
+            api_keys=self._args.api_key if worker else (), cache_dir=str(self._cache_dir), log_level=self._args.log_level,
         )  # fmt: skip
         try:
             child = spawn(command, spec.name, bootstrap, child_environment(spec.role, os.environ))

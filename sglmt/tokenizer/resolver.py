@@ -20,7 +20,7 @@ from sglmt.errors import SglmtError
 class ResolverRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The arguments of `resolve_model`."""
 
-    model_path: str
+    model_path: str | None  # None: the default model
     cache_dir: str
     tokenizer_path: str | None = None
     chat_template: str | None = None
@@ -32,10 +32,11 @@ def main() -> int:
     answer_to = _claim_stdout()
     try:
         request = msgspec.json.decode(sys.stdin.buffer.read(), type=ResolverRequest)
+        from sglmt.tokenizer.default_model import default_model_path
         from sglmt.tokenizer.resolve import resolve_model
 
         info = resolve_model(
-            request.model_path,
+            request.model_path or default_model_path(),
             request.tokenizer_path,
             request.chat_template,
             Path(request.cache_dir),
