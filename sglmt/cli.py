@@ -51,6 +51,7 @@ def main() -> None:
 
 
 @main.command(
+    short_help="Start an instance and supervise it.",
     cls=manual(
         (
             "Where values come from",
@@ -85,7 +86,7 @@ sglmt launch                             the shipped model on port 30000
 sglmt launch --workers 4 --port 8080 --name prod --detach
 sglmt launch --engine simulator --check  what would be started""",
         ),
-    )
+    ),
 )
 @server_options
 @click.option("--config", cls=GroupedOption, metavar="FILE", type=click.Path(), help="TOML file with options.")
@@ -142,17 +143,17 @@ def _detach(args: Any, warnings: list[str], log_file: str | None) -> None:
 
 
 @main.command(
+    short_help="Show one instance, or all.",
     cls=manual(
         (
             "Exit codes",
             """
 0  running            5  starting
 3  not running        6  degraded: serving, with processes missing
-4  (not used)         7  draining or stopping
-8  its supervisor runs but does not answer
+8  not answering      7  draining or stopping
 Of several instances the worst one counts.""",
         ),
-    )
+    ),
 )
 @_name_argument
 @click.option("--json", "as_json", is_flag=True, help="JSON on standard output, and nothing else.")
@@ -207,7 +208,7 @@ def stop(name: str | None, drain_s: float | None, now: bool, every: bool, runtim
         click.echo(instances.stop(found, drain_s, now))
 
 
-@main.command()
+@main.command(short_help="Show the log of an instance.")
 @click.argument("source", required=False, metavar="[ROLE:INDEX]")
 @click.option("--follow", "-f", is_flag=True, help="Go on with new lines until the instance ends.")
 @click.option("--lines", "-n", type=click.IntRange(0), default=2000, show_default=True, help="Last lines to show.")
@@ -222,7 +223,7 @@ def logs(source: str | None, follow: bool, lines: int, name: str | None, runtime
         click.echo(line)
 
 
-@main.command()
+@main.command(short_help="Print versions.")
 def version() -> None:
     """Print the versions of sglmt and of what it runs on."""
     from sglmt.status.versions import version_lines

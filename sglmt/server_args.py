@@ -130,6 +130,9 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         int, Flag("Deaths within the window after which a process is given up.", minimum=0, maximum=10**6)
     ] = 5
     restart_window: Annotated[float, Flag("Seconds of the restart window.", minimum=1, maximum=10**6)] = 60.0
+    restart_backoff_max: Annotated[
+        float, Flag("Longest pause before a process that keeps dying is tried again.", minimum=0, maximum=86400)
+    ] = 30.0
     max_resubmits: Annotated[
         int, Flag("Resubmissions in a row that brought no token, then an error.", minimum=0, maximum=1000)
     ] = 3

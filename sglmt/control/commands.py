@@ -7,16 +7,20 @@ Runs in the supervisor when a request arrives; clients use the same classes to a
 
 from __future__ import annotations
 
+import time
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import msgspec
 
 from sglmt.control.protocol import ControlError, Controlled, Pong, RecentLog, StopAccepted
+from sglmt.control.state import ControlChange, ControlOutcome
 from sglmt.status.snapshot import InstanceSnapshot
 from sglmt.supervisor.logs import RING_LINES, LogSink
 
 MAX_DRAIN_S = 86_400.0
+MAX_CHANGE_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     result_type: ClassVar[Any]
 
     def execute(self, context: Context) -> Any:
-        """Answer at once. Raises SglmtError to refuse."""
+        """Answer at once, or with an awaitable that has a deadline. Raises SglmtError to refuse."""
         raise NotImplementedError
 
 
@@ -99,6 +103,23 @@ class Logs(Command, frozen=True, kw_only=True):
         return RecentLog(lines=context.logs.recent(max(0, self.lines), self.source), dropped=context.logs.dropped)
 
 
+class Change(Command, frozen=True, kw_only=True):
+    """Change the control state; answers when every process has confirmed, or after `within_s` with who has not."""
+
+    name: ClassVar[str] = "change"
+    help: ClassVar[str] = "Pause, continue, flush, log level, adapters, weights: everywhere, or say where not."
+    result_type: ClassVar[Any] = ControlOutcome
+
+    change: ControlChange
+    within_s: float = 10.0
+
+    def execute(self, context: Context) -> Awaitable[ControlOutcome]:
+        """Hand it to the supervisor. Raises ControlError for an absurd time."""
+        if not 0 <= self.within_s <= MAX_CHANGE_S:
+            raise ControlError(f"within_s {self.within_s:g}: between 0 and {MAX_CHANGE_S:g} seconds expected")
+        return context.instance.change_control(self.change, time.monotonic() + self.within_s)
+
+
 class Subscribe(Command, frozen=True, kw_only=True):
     """Stream events: the last `backlog` lines, then new ones; a snapshot every `snapshot_every_s` (0: none)."""
 
@@ -112,7 +133,7 @@ class Subscribe(Command, frozen=True, kw_only=True):
     snapshot_every_s: float = 0.0
 
 
-COMMANDS: dict[str, type[Command]] = {command.name: command for command in (Ping, Status, Stop, Logs)}
+COMMANDS: dict[str, type[Command]] = {command.name: command for command in (Ping, Status, Stop, Logs, Change)}
 
 
 def decode_command(name: str, args: msgspec.Raw) -> Command:

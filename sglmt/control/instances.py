@@ -15,10 +15,11 @@ from pathlib import Path
 from sglmt.control.client import call
 from sglmt.control.commands import Status, Stop
 from sglmt.control.protocol import StopAccepted
-from sglmt.errors import AmbiguousInstanceError, DeadlineError, ExitCode, NotRunningError
+from sglmt.errors import AmbiguousInstanceError, DeadlineError, ExitCode, NotRunningError, SglmtError
+from sglmt.ipc.addresses import CONTROL_SOCKET
 from sglmt.ipc.process_identity import pid_namespace
 from sglmt.status.snapshot import InstanceSnapshot, InstanceState, WorkersSnapshot
-from sglmt.supervisor.rundir import CONTROL_SOCKET, FoundInstance, find_instances, read_record
+from sglmt.supervisor.rundir import STATE_PAGE, FoundInstance, RunDir, find_instances, read_record
 
 POLL_EVERY_S = 0.02
 STOP_GRACE_S = 30.0  # beyond the drain time: stages of the stop order, each with its own limit
@@ -118,8 +119,8 @@ def stop(found: FoundInstance, drain_s: float | None, now: bool) -> str:
     if not wait_until_gone(found, started_s + limit_s):
         raise DeadlineError(f"{name}: still running after {limit_s:.0f} s; {_left(found)}")
     took_s = time.monotonic() - started_s
-    if read_record(found.path) is not None and _same_run(found):
-        return f"{name}: ended after {took_s:.1f} s, not cleanly; the next launch sweeps {found.path}"
+    if _same_run(found):
+        return f"{name}: ended after {took_s:.1f} s, by force; {_sweep(found)}"
     return f"{name}: stopped after {took_s:.1f} s"
 
 
@@ -133,6 +134,25 @@ def wait_until_gone(found: FoundInstance, deadline_s: float) -> bool:
         if time.monotonic() >= deadline_s:
             return False
         time.sleep(POLL_EVERY_S)
+
+
+def _sweep(found: FoundInstance) -> str:
+    """Remove what a killed supervisor left, as the next launch would: processes, files, shared memory."""
+    from sglmt.ipc.shared_memory import sweep
+    from sglmt.supervisor.leftovers import end_leftovers
+
+    try:
+        claimed = RunDir.claim(found.record.name, str(found.path.parent))
+    except SglmtError:  # somebody launched under that name in this moment, and sweeps it
+        return "a new launch has taken its place"
+    try:
+        end_leftovers(claimed.path / STATE_PAGE)
+        sweep()
+    except SglmtError as error:
+        return str(error)
+    finally:
+        claimed.remove()
+    return "what it left was swept"
 
 
 def _same_run(found: FoundInstance) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from sglmt.control.state import ControlChange, ControlOutcome
 from sglmt.errors import ExitCode, SglmtError
 from sglmt.status.snapshot import InstanceSnapshot
 from sglmt.supervisor.logs import LogLine
@@ -38,6 +39,10 @@ class Controlled(Protocol):
 
     def snapshot(self) -> InstanceSnapshot:
         """The instance now. Cheap: called several times a second, must not wait."""
+        ...
+
+    async def change_control(self, change: ControlChange, deadline_s: float) -> ControlOutcome:
+        """Change what every process must agree on; returns when all have confirmed, or at monotonic `deadline_s`."""
         ...
 
     def request_stop(self, drain_s: float | None, now: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import socket
 import struct
@@ -89,17 +90,20 @@ class ControlServer:
                 return
             if not line.endswith(b"\n"):
                 return
-            reply = self._execute(line)
+            reply = await self._execute(line)
             if isinstance(reply, Subscribe):
                 await self._stream(reply, reader, writer)
                 return
             await _send(writer, encode_line(reply))
 
-    def _execute(self, line: bytes) -> Reply | Subscribe:
+    async def _execute(self, line: bytes) -> Reply | Subscribe:
         try:
             request = msgspec.json.decode(line, type=Request)
             command = decode_command(request.command, request.args)
-            return command if isinstance(command, Subscribe) else self._reply(command.execute(self._context))
+            if isinstance(command, Subscribe):
+                return command
+            result = command.execute(self._context)
+            return self._reply(await result if inspect.isawaitable(result) else result)
         except msgspec.MsgspecError as error:
             refusal: SglmtError = ControlError(f"not a request: {error}")
         except SglmtError as error:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from sglmt.errors import EngineRefusal
 from sglmt.messages.sampling import LogprobSpec, SamplingParams, TokenLogprobs
 
 
@@ -106,6 +107,37 @@ class Engine(Protocol):
         """Drop the prefix cache; False when requests are running and it was not dropped."""
         ...
 
+    def load_adapter(self, name: str, path: str) -> None:
+        """Serve requests with `lora_name` = `name`. Raises EngineRefusal (cannot) or EngineError (this one)."""
+        ...
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; an unknown name is ignored. Running requests of it go on."""
+        ...
+
+    def update_weights(self, path: str) -> None:
+        """Replace the weights for requests submitted from now on. Raises EngineRefusal or EngineError."""
+        ...
+
     def close(self) -> None:
         """Free everything."""
         ...
+
+
+class FixedEngine:
+    """What an engine whose model never changes answers to adapters and new weights."""
+
+    def info(self) -> EngineInfo:
+        """The engine's own."""
+        raise NotImplementedError
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Refused."""
+        raise EngineRefusal(f"engine {self.info().name} does not support adapters ({name!r} was asked for)")
+
+    def unload_adapter(self, name: str) -> None:
+        """Nothing was ever loaded."""
+
+    def update_weights(self, path: str) -> None:
+        """Refused."""
+        raise EngineRefusal(f"engine {self.info().name} does not support new weights while it runs ({path!r})")

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sglmt.engines.base import Capability, EngineInfo, EngineOutput, EngineRequest
+from sglmt.engines.base import Capability, EngineInfo, EngineOutput, EngineRequest, FixedEngine
 from sglmt.engines.openvino_model import first_line
 from sglmt.engines.openvino_pipeline import PipelineSource, import_library
 from sglmt.engines.openvino_sampling import generation_config
@@ -72,7 +72,7 @@ class _Running:
         self.wants_logprobs = wants_logprobs
 
 
-class OpenVinoEngine:
+class OpenVinoEngine(FixedEngine):
     """An `Engine` on OpenVINO GenAI. Loads the model when made, which takes seconds.
 
     `model_path`: a GGUF file, converted on first use under `cache_dir`, or a directory in OpenVINO's format.

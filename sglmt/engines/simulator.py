@@ -23,6 +23,7 @@ from sglmt.engines.token_source import (
     fold,
     initial_state,
     logprob_of,
+    seed_of,
     top_logprobs,
 )
 from sglmt.errors import EngineError, EngineRefusal
@@ -35,8 +36,10 @@ _LARGEST_ID = 2**32 - 1  # what a message column can carry
 _CAPABILITIES = {
     **dict.fromkeys(("temperature", "top_p", "top_k", "min_p", "penalties", "logit_bias"), Capability.APPROXIMATE),
     **dict.fromkeys(("chosen_logprobs", "top_logprobs", "token_ids_logprobs", "prompt_logprobs"), Capability.EXACT),
-    **dict.fromkeys(("seed", "stop_token_ids", "min_new_tokens", "embeddings"), Capability.EXACT),
-    **dict.fromkeys(("json_schema", "regex", "ebnf", "lora"), Capability.REFUSED),
+    **dict.fromkeys(
+        ("seed", "stop_token_ids", "min_new_tokens", "embeddings", "lora", "update_weights"), Capability.EXACT
+    ),
+    **dict.fromkeys(("json_schema", "regex", "ebnf"), Capability.REFUSED),
     **dict.fromkeys(
         ("continue.greedy", "continue.sampled", "continue.seed", "continue.penalties", "continue.logprobs"),
         Capability.EXACT,
@@ -95,6 +98,7 @@ class SimulatorEngine:
         self._step_s = step_s
         self._seed = seed
         self._clock = clock
+        self._adapters: dict[str, int] = {}  # name → what it adds to the seed
         self._running: dict[int, _Running] = {}
         self._at_next_step: dict[int, EngineOutput] = {}  # whole answers that need no tick
         self._next_tick_s: float | None = None
@@ -113,16 +117,17 @@ class SimulatorEngine:
         return self._info
 
     def check(self, request: EngineRequest) -> None:
-        """Raise EngineRefusal for grammars and adapters: there is no model they could act on."""
+        """Raise EngineRefusal for grammars (there is no model they could act on) and unknown adapters."""
         sampling = request.sampling
         for feature, value in (
             ("json_schema", sampling.json_schema),
             ("regex", sampling.regex),
             ("ebnf", sampling.ebnf),
-            ("lora", request.lora_name),
         ):
             if value is not None:
                 raise EngineRefusal(f"engine {_NAME} does not support {feature}; use an engine with a model")
+        if request.lora_name is not None and request.lora_name not in self._adapters:
+            raise EngineRefusal(f"engine {_NAME} has no adapter {request.lora_name!r} loaded")
 
     def submit(self, request: EngineRequest) -> None:
         """Take a request; its first id comes at the next tick. Raises EngineRefusal or EngineError."""
@@ -179,6 +184,18 @@ class SimulatorEngine:
         """There is no prefix cache; answers as an engine with one would."""
         return not self.has_work()
 
+    def load_adapter(self, name: str, path: str) -> None:
+        """An adapter is a seed of its own, made from name and path; no file is read."""
+        self._adapters[name] = seed_of(f"{name}\0{path}")
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter."""
+        self._adapters.pop(name, None)
+
+    def update_weights(self, path: str) -> None:
+        """New weights are a new seed, made from the path; no file is read."""
+        self._seed = seed_of(path)
+
     def close(self) -> None:
         """Forget everything."""
         self._running.clear()
@@ -186,7 +203,8 @@ class SimulatorEngine:
 
     def _start(self, request: EngineRequest, limit: int) -> _Running:
         sampling = request.sampling
-        before_prompt = initial_state(self._seed, sampling.seed)
+        adapter = 0 if request.lora_name is None else self._adapters[request.lora_name]
+        before_prompt = initial_state(self._seed ^ adapter, sampling.seed)
         state = fold(fold(before_prompt, request.prompt_ids), request.prefix_ids)
         ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos)
         run = _Running(request, state, limit, ends)

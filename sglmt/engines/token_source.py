@@ -8,6 +8,7 @@ vocabulary, the chosen id first, and halves the probability with every rank.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Sequence
 
@@ -35,6 +36,11 @@ def initial_state(server_seed: int, request_seed: int | None) -> int:
     """The state before any id. Without a request seed the server's alone decides."""
     state = scramble(server_seed & MASK)
     return state if request_seed is None else scramble(state ^ (request_seed & MASK))
+
+
+def seed_of(text: str) -> int:
+    """A 63-bit seed made from a text."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def fold(state: int, ids: Iterable[int]) -> int:

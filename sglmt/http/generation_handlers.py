@@ -119,6 +119,7 @@ def submit(
     frontend = service.frontend
     deadline_s = None if request.timeout_s is None else time.monotonic() + request.timeout_s
     packed = [pack("I", ids) for ids in prompt_ids]
+    lora_name = request.model if request.model in service.limits.adapters else None
     live: list[LiveRequest] = []
     group = 0
     for choice, sampling in enumerate(samplings):
@@ -138,6 +139,7 @@ def submit(
             confirm_admission=request.stream,
             priority=request.priority,
             deadline_s=deadline_s,
+            lora_name=lora_name,
         )
         tokens = len(prompt_ids[prompt_index])
         live.append(frontend.submit(submission, choice, tokens, sink))

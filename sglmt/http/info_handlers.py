@@ -65,7 +65,7 @@ async def model(call: Call) -> None:
 
 
 async def model_info(call: Call) -> None:
-    await call.answer(model_info_body(call.service.tokenizer.info, call.service.limits))
+    await call.answer(model_info_body(call.service.tokenizer.info, call.service.limits, call.service.weight_version))
 
 
 async def server_info(call: Call) -> None:

@@ -49,13 +49,14 @@ class ModelLimits:
     engine: str
     capabilities: dict[str, str]
     aliases: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()  # names of loaded adapters, each served as a model of its own
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: dict[str, Any] = field(default_factory=dict)
     is_simulator: bool = False
 
     def accepts(self, name: str) -> bool:
         """Whether a request for this model name is for us."""
-        return name == self.model_name or name == "default" or name in self.aliases
+        return name == self.model_name or name == "default" or name in self.aliases or name in self.adapters
 
     def refuses(self, feature: str) -> bool:
         """Whether the engine cannot do this; what it does not declare it cannot do."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from sglmt.control.state import ControlChange, ControlOutcome
 from sglmt.http.auth import ApiKeys
 from sglmt.http.limits import ModelLimits
 from sglmt.http.streams import Flusher
@@ -30,6 +31,11 @@ class Service(Protocol):
         ...
 
     @property
+    def weight_version(self) -> str:
+        """Name of the weights in use."""
+        ...
+
+    @property
     def is_draining(self) -> bool:
         """New requests are refused with 503."""
         ...
@@ -40,6 +46,14 @@ class Service(Protocol):
 
     def server_info(self) -> bytes:
         """The body of `/get_server_info`; secrets redacted. Raises ApiError 503 before the engine is known."""
+        ...
+
+    async def change_control(self, change: ControlChange, deadline_s: float) -> ControlOutcome:
+        """Have the supervisor make a change everywhere. Raises ApiError (400 refused, 503 no answer)."""
+        ...
+
+    async def internal_state(self, deadline_s: float) -> bytes:
+        """The body of `/get_internal_state`. Raises ApiError 503."""
         ...
 
     async def probe_engine(self, deadline_s: float) -> bool:

@@ -11,6 +11,7 @@ from sglmt.delivery.keys import split_life
 from sglmt.messages.frame import Role
 
 _LETTERS = {Role.ROUTER: "r", Role.SCHEDULER: "s", Role.DETOKENIZER: "d", Role.TOKENIZER_WORKER: "w"}
+CONTROL_SOCKET = "control.sock"  # in the run directory, as the ipc sockets are
 LONGEST_NAME_BYTES = len("w4095.1048575")
 MAX_SOCKET_PATH_BYTES = 107
 

@@ -5,7 +5,8 @@ it, and reads the rest; each process life has one slot of aligned 8-byte words a
 Reading and writing cost nanoseconds and never wait. Nothing here is trusted for memory safety: a torn or
 absurd value can only be a wrong number.
 
-Layout in words: header [0, 64), generations [64, 64 + GENERATION_WORDS), then SLOT_WORDS a slot.
+Layout in words: header [0, 64), generations [64, 64 + GENERATION_WORDS), then SLOT_WORDS a slot, and at the end
+one slot a role with the counters of all its lives that are gone (the supervisor writes them).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _GENERATION_BASE = {
     Role.TOKENIZER_WORKER: 8 + MAX_DETOKENIZERS,
 }
 GENERATION_WORDS = 8 + MAX_DETOKENIZERS + MAX_WORKERS_ON_PAGE
-SLOT_WORDS = 256
+SLOT_WORDS = 384
 _MASK = (1 << 64) - 1
 
 
@@ -50,6 +51,7 @@ class HeaderWord(enum.IntEnum):
     ACCEPT_MEAN_X1000 = 9  # mean open connections a running worker, times 1000
     READY = 10  # 1 while requests can be served
     DRAIN_DEADLINE_NS = 11  # monotonic; 0 when not draining
+    FOLD_SEQUENCE = 32  # odd while the counters of a dead life move into the totals of its role
 
 
 class Phase(enum.IntEnum):
@@ -78,7 +80,6 @@ class SlotWord(enum.IntEnum):
     HEARTBEAT_NS = 10
     IN_FLIGHT = 11
     CONNECTIONS = 12
-    CONNECTIONS_TOTAL = 13
     QUEUED = 14
     RUNNING = 15
     BACKLOG_BYTES = 16
@@ -95,6 +96,10 @@ class SlotWord(enum.IntEnum):
     CACHED_TOKENS = 39
     TTFT_COUNT = 40
     TTFT_SUM_US = 41
+    ITL_SUM_US = 42
+    E2E_SUM_US = 43
+    RESTARTS = 44  # in the totals of a role only, written by the supervisor
+    CONNECTIONS_TOTAL = 45
     MESSAGES_IN = 48
     MESSAGES_OUT = 49
     ROWS_IN = 50
@@ -114,6 +119,8 @@ class SlotWord(enum.IntEnum):
     TTFT_BUCKETS = 64  # 32 words: histogram, see status.histograms
     ITL_BUCKETS = 96
     E2E_BUCKETS = 128
+    ABORTS = 160  # 16 words: by cause, see status.metric_words
+    ROUTES = 176  # 4 words a route: by outcome, see status.metric_words
 
 
 FIRST_COUNTER = SlotWord.REQUESTS_TOTAL
@@ -151,6 +158,11 @@ class Slot:
         self._words[self._base + SlotWord.HEARTBEAT_NS] = now_ns
         self._words[self._base + SlotWord.PHASE] = int(phase)
 
+    def values(self) -> list[int]:
+        """All words at once."""
+        values: list[int] = self._words[self._base : self._base + SLOT_WORDS].tolist()
+        return values
+
     def clear(self) -> None:
         """Zero all words (supervisor, before it hands the slot to a new life)."""
         for word in range(SLOT_WORDS):
@@ -167,7 +179,7 @@ class StatePage:
     @classmethod
     def create(cls, path: Path, instance_id: int, slots: int) -> StatePage:
         """Create the file exclusively, reserve its size, map it. Raises OSError."""
-        size = 8 * (HEADER_WORDS + GENERATION_WORDS + slots * SLOT_WORDS)
+        size = 8 * (HEADER_WORDS + GENERATION_WORDS + (slots + len(Role)) * SLOT_WORDS)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, size)
@@ -225,6 +237,11 @@ class StatePage:
         """Slot `number`. Raises IndexError outside the page."""
         if not 0 <= number < self.slots:
             raise IndexError(f"slot {number} of {self.slots}")
+        return Slot(self._words, number, HEADER_WORDS + GENERATION_WORDS + number * SLOT_WORDS)
+
+    def totals(self, role: Role) -> Slot:
+        """The counters of the lives of `role` that are gone; only the supervisor writes them."""
+        number = self.slots + role
         return Slot(self._words, number, HEADER_WORDS + GENERATION_WORDS + number * SLOT_WORDS)
 
     def live(self, role: Role) -> set[tuple[int, int]]:

@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import time
+import traceback
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +21,7 @@ import msgspec
 from sglmt.errors import ExitCode
 from sglmt.ipc.process_identity import ProcessIdentity, identity_of
 from sglmt.launching.foreground import open_log_file
-from sglmt.launching.session import Session, SessionControl, run_supervisor
+from sglmt.launching.session import Ended, Session, SessionControl, run_supervisor
 from sglmt.server_args import ServerArgs
 from sglmt.supervisor.logs import LineWriter, LogSink
 from sglmt.supervisor.supervisor import Supervisor
@@ -86,23 +87,25 @@ def _become_daemon(log_fd: int) -> None:
 def _supervise(args: ServerArgs, warnings: list[str], report_fd: int, early_log: bool) -> None:
     """The daemon's life. Never returns: what called us belongs to the command."""
     code = int(ExitCode.FAILURE)
+    reporter = _Reporter(report_fd)
     try:
-        reporter = _Reporter(report_fd)
         reporter.send(Report(event="started", pid=os.getpid()))
-        sink = LogSink(args.log_level)
-        session = _BackgroundSession(args, sink, LineWriter(1), early_log)
-        for warning in warnings:
-            sink.log("warning", "supervisor", warning)
-        ended = run_supervisor(args, session, sink, lambda url: reporter.send(Report(event="ready", url=url)))
+        ended = _run(args, warnings, reporter, early_log)
         code = ended.exit_code
-        message = ended.failure or "stopped before it was ready"
-        reporter.send(Report(event="failed", message=message, exit_code=code))
-    except BaseException:  # the last frame of this process: whatever it was, the log has it
-        import traceback
-
+        reporter.send(Report(event="failed", message=ended.failure or "stopped before it was ready", exit_code=code))
+    except BaseException as error:  # the last frame of this process: whatever it was is told and logged
         traceback.print_exc()
+        reporter.send(Report(event="failed", message=f"internal error: {error!r}", exit_code=code))
     finally:
         os._exit(code)
+
+
+def _run(args: ServerArgs, warnings: list[str], reporter: _Reporter, early_log: bool) -> Ended:
+    sink = LogSink(args.log_level)
+    session = _BackgroundSession(args, sink, LineWriter(1), early_log)
+    for warning in warnings:
+        sink.log("warning", "supervisor", warning)
+    return run_supervisor(args, session, sink, lambda url: reporter.send(Report(event="ready", url=url)))
 
 
 class _BackgroundSession(Session):

@@ -18,14 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sglmt.control.commands import Context
+from sglmt.control.protocol import Controlled
 from sglmt.control.server import ControlServer
+from sglmt.ipc.addresses import CONTROL_SOCKET
 from sglmt.server_args import ServerArgs
+from sglmt.status.figures import totals_words
 from sglmt.supervisor.environment import child_environment
 from sglmt.supervisor.logs import LineWriter, LogSink
-from sglmt.supervisor.rundir import CONTROL_SOCKET
 from sglmt.supervisor.supervisor import Supervisor
 
 _SHOW_CURSOR = "\x1b[?25h"
+DIGEST_EVERY_S = 60.0
 LIVE_VIEW_ENDS_WITHIN_S = 1.0
 OUTPUT_WRITTEN_WITHIN_S = 2.0
 
@@ -37,7 +40,7 @@ class LiveView:
         self._alive_fd, held = os.pipe()
         try:
             os.set_inheritable(held, True)
-            self._process = subprocess.Popen(  # noqa: S603 - our own module
+            self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "sglmt.status.live", str(socket_path)],
                 stdin=subprocess.DEVNULL,
                 env=child_environment(None, os.environ),
@@ -96,7 +99,7 @@ class Session:
         socket_path = instance.run_dir / CONTROL_SOCKET
         context = Context(instance=instance, logs=self._sink, drain_s=self._args.drain_timeout)
         self._server = ControlServer(socket_path, context)
-        return SessionControl(self, self._server, socket_path)
+        return SessionControl(self, self._server, socket_path, Digest(instance, self._sink))
 
     def show_live(self, socket_path: Path) -> None:
         """Start the live view where one was asked for. A view that cannot start costs only itself."""
@@ -128,21 +131,51 @@ class Session:
         self._writer.close(time.monotonic() + OUTPUT_WRITTEN_WITHIN_S)
 
 
+class Digest:
+    """One line a minute about what was done in it, for logs that nobody watches; none when nothing was done."""
+
+    def __init__(self, instance: Controlled, sink: LogSink) -> None:
+        self._instance = instance
+        self._sink = sink
+        self._told_requests = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Tell every minute from now on."""
+        self._timer = asyncio.get_running_loop().call_later(DIGEST_EVERY_S, self._tell)
+
+    def stop(self) -> None:
+        """Tell no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _tell(self) -> None:
+        totals = self._instance.snapshot().totals
+        if totals.requests_total != self._told_requests or totals.running:
+            words = [*totals_words(totals), f"{totals.requests_total} requests so far"]
+            self._sink.log("info", "supervisor", ", ".join(words))
+            self._told_requests = totals.requests_total
+        self.start()
+
+
 class SessionControl:
     """What the supervisor holds: the control server with the live view attached."""
 
-    def __init__(self, session: Session, server: ControlServer, socket_path: Path) -> None:
+    def __init__(self, session: Session, server: ControlServer, socket_path: Path, digest: Digest) -> None:
         self._session = session
         self._server = server
         self._socket_path = socket_path
+        self._digest = digest
 
     async def start(self) -> None:
         """Answer commands from now on, then show the live view."""
         await self._server.start()
         self._session.show_live(self._socket_path)
+        self._digest.start()
 
     async def close(self) -> None:
         """End all connections (subscribers get what was said so far), then wait for the live view."""
+        self._digest.stop()
         await self._server.close()
         await self._session.close_live()
 

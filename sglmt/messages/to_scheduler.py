@@ -95,3 +95,11 @@ class LiveRequestsReq(msgspec.Struct, kw_only=True):
     keys: bytes
     attempts: bytes
     offsets: bytes
+
+
+@message(7, Scope.SCHEDULER)
+class ControlMarker(msgspec.Struct, kw_only=True):
+    """A worker life has applied this version of the control state; everything it sent before was sent before."""
+
+    life: int
+    version: int

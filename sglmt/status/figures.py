@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sglmt.status.snapshot import TotalsSnapshot
+
 MISSING = "-"
 
 
@@ -54,3 +56,14 @@ def milliseconds(value: float | None) -> str:
     if value >= 999.5:
         return f"{value / 1000:.1f} s"
     return f"{value:.1f} ms" if value < 9.95 else f"{value:.0f} ms"
+
+
+def totals_words(totals: TotalsSnapshot) -> list[str]:
+    """The instance's totals, a few words each: what it does per second, what waits."""
+    return [
+        f"{rate(totals.requests_per_s)} req/s",
+        f"{rate(totals.tokens_per_s)} tok/s",
+        f"first token {milliseconds(totals.ttft_ms_mean)}",
+        f"{totals.running} running",
+        f"{totals.queued} queued",
+    ]

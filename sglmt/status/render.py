@@ -14,7 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sglmt.status.figures import MISSING, duration, milliseconds, percent, rate, size
+from sglmt.status.figures import MISSING, duration, percent, size, totals_words
 from sglmt.status.snapshot import InstanceSnapshot, ProcessSnapshot, StatusDocument
 
 SIMULATOR_NOTE = "engine simulator (makes up tokens)"
@@ -129,7 +129,8 @@ def headline(snapshot: InstanceSnapshot, canvas: Canvas) -> Text:
     if snapshot.url:
         line.append("  " + canvas.fit(snapshot.url, max(16, canvas.width - 4)))
     if snapshot.state not in ("stale", "unreachable"):
-        line.append(f"  up {duration(snapshot.uptime_s)}", style="dim")
+        up = f"up {duration(snapshot.uptime_s)}"
+        line.append(("  " if len(line) + 2 + len(up) <= canvas.width else "\n") + up, style="dim")
     return line
 
 
@@ -144,17 +145,7 @@ def facts(snapshot: InstanceSnapshot, canvas: Canvas) -> list[Text]:
     ready = f"{snapshot.workers.ready}/{snapshot.workers.requested} workers ready"
     model = "model " + canvas.fit(PurePath(snapshot.model).name or snapshot.model, max(20, canvas.width - 8))
     lines += _flow([model, engine, ready, f"{snapshot.mode} mode"], canvas)
-    totals = snapshot.totals
-    lines += _flow(
-        [
-            f"{rate(totals.requests_per_s)} req/s",
-            f"{rate(totals.tokens_per_s)} tok/s",
-            f"first token {milliseconds(totals.ttft_ms_mean)}",
-            f"{totals.running} running",
-            f"{totals.queued} queued",
-        ],
-        canvas,
-    )
+    lines += _flow(totals_words(snapshot.totals), canvas)
     return lines
 
 

@@ -1,8 +1,9 @@
 """Does an instance have to end because of a process? Runs in the supervisor; decides and words it, does nothing.
 
 Before the instance has ever been ready, a process that failed for a known cause (it said so, or was not ready by
-its deadline) ends the start at once, because it would fail again; one that just dies gets a few attempts. Afterwards only the loss of every worker counts here; processes
-the instance cannot do without say so themselves (BecameFatal).
+its deadline) ends the start at once, because it would fail again; one that just dies gets a few attempts.
+Afterwards only the loss of every worker counts here; processes the instance cannot do without say so themselves
+(BecameFatal).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The supervisor's one queue: callbacks of the event loop post work, one coroutine does it, one at a time.
 
 Nothing changes the state of an instance from anywhere else, so no change meets another half way. An exception in
-posted work ends `pump_until`, and with it the supervisor, loudly.
+posted work, or in a callback of the loop, ends `pump_until`, and with it the supervisor, loudly.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from sglmt.supervisor.services import Log
+
 Work = Callable[[], None]
 
 
 class Inbox:
     """Belongs to the loop it is made in."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, log: Log) -> None:
         self.loop = loop
+        self._log = log
         self._queue: asyncio.Queue[Work] = asyncio.Queue()
         self._ticker: asyncio.TimerHandle | None = None
         self._previous_handler = loop.get_exception_handler()
@@ -50,11 +53,11 @@ class Inbox:
             self._ticker.cancel()
         self.loop.set_exception_handler(self._previous_handler)
 
-    def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An exception in a callback or a forgotten task ends the supervisor instead of a line in the log."""
+    def _callback_failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An exception in a callback ends the supervisor; one in a connection or its task costs only that."""
         error = context.get("exception")
-        if not isinstance(error, Exception):
-            loop.default_exception_handler(context)
+        if "handle" not in context or not isinstance(error, Exception):
+            self._log("error", "supervisor", f"{context.get('message', 'event loop')}: {error!r}")
             return
 
         def fail() -> None:

@@ -18,6 +18,7 @@ import psutil
 from sglmt.errors import ResourceError
 from sglmt.ipc.state_page import GENERATION_WORDS, HEADER_WORDS, MAGIC, SLOT_WORDS, SlotWord
 from sglmt.messages.frame import Role
+from sglmt.supervisor.rundir import STATE_PAGE, RunDir, list_instances
 from sglmt.supervisor.topology import process_name
 
 _MAX_PAGE_BYTES = 64 * 1024 * 1024
@@ -40,6 +41,21 @@ def end_leftovers(state_page: Path) -> list[str]:
         pids = ", ".join(str(process.pid) for process in alive)
         raise ResourceError(f"processes of a killed run do not end: pid {pids}; end them and launch again")
     return [f"{name} (pid {process.pid})" for name, process in ours]
+
+
+def remove_stale(base: Path) -> list[str]:
+    """Remove the run directories in `base` whose runs are proven gone, and end their processes; the names."""
+    removed: list[str] = []
+    for found in list_instances(base):
+        if found.alive or not found.record.process.is_proven_gone():
+            continue
+        with contextlib.suppress(ResourceError):  # somebody claims it just now, or its processes do not end
+            stale = RunDir.take(found.path)
+            if stale is not None:
+                end_leftovers(found.path / STATE_PAGE)
+                stale.remove()
+                removed.append(found.record.name)
+    return removed
 
 
 def read_occupants(state_page: Path) -> list[tuple[int, str]]:

@@ -38,6 +38,7 @@ from sglmt.supervisor.lifecycle import (
     Tick,
 )
 from sglmt.supervisor.output import LinePipe, split_level
+from sglmt.supervisor.reaper import exit_status, has_ended
 from sglmt.supervisor.restart_policy import budget_spent
 from sglmt.supervisor.services import Services
 from sglmt.supervisor.spawn import SpawnedChild
@@ -193,12 +194,14 @@ class ManagedProcess:
         self._services.log(level, self.name, text)
 
     def _reported(self, run: Run, line: bytes) -> None:
-        """One line of the ready pipe: `ready`, `probed`, `failed <why>`, `info <json>`."""
+        """One line of the ready pipe: `ready`, `probed`, `failed <why>`, `info <json>`, `applied <json>`."""
         word, _, rest = line.decode("utf-8", errors="replace").partition(" ")
         if word == "failed":
             run.failure = rest.strip()[:2048] or "it gave no reason"
         elif word == "info":
             self._services.post(lambda: self._services.told_info(self, rest))
+        elif word == "applied":
+            self._services.told_applied(self, run.generation, rest)
         elif word == "ready":
             self._services.post(lambda: self._became_ready(run.generation))
         elif word == "probed":
@@ -221,10 +224,10 @@ class ManagedProcess:
     def reap(self) -> None:
         """If the process has ended: read its last words, end what is left of its group, tell the machine."""
         run = self.run
-        if run is None or not _has_ended(run.child.pid):
+        if run is None or not has_ended(run.child.pid):
             return
         self._bury(run)
-        code, sig = _exit_status(run.child.pid)
+        code, sig = exit_status(run.child.pid)
         self.run = None
         self.last_failure, self.last_tail = run.failure or self.life.trouble, list(run.tail)
         if run.failure is not None:
@@ -265,7 +268,7 @@ class ManagedProcess:
         if run is None:
             return
         deadline_s = time.monotonic() + _REAP_WITHIN_S
-        while not _has_ended(run.child.pid):
+        while not has_ended(run.child.pid):
             if time.monotonic() > deadline_s:
                 self._services.log("error", "supervisor", f"{self.name} (pid {run.child.pid}) survives KILL")
                 break
@@ -273,22 +276,3 @@ class ManagedProcess:
         self._bury(run)
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, run.child.pid, os.WEXITED | os.WNOHANG)
-
-
-def _has_ended(pid: int) -> bool:
-    """Whether a child has ended; its status is left to be read."""
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return True  # somebody took it
-
-
-def _exit_status(pid: int) -> tuple[int | None, int | None]:
-    """Reap an ended child: (exit code, signal), one of them None; both when somebody else has reaped it."""
-    try:
-        ended = os.waitid(os.P_PID, pid, os.WEXITED)
-    except ChildProcessError:
-        return None, None
-    assert ended is not None
-    by_signal = ended.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
-    return (None, ended.si_status) if by_signal else (ended.si_status, None)

@@ -1,7 +1,7 @@
-"""Duties of process 1: reaps children that nobody here started. Runs in the supervisor's loop.
+"""Reads the exit of children, ours and strangers'. Runs in the supervisor's loop.
 
 In a container the supervisor may be pid 1, and every orphan of the container becomes its child. Its own children
-are reaped by their owners; this only ever takes strangers, and says how many.
+are reaped by their owners; `reap_strangers` only ever takes others.
 """
 
 from __future__ import annotations
@@ -34,3 +34,22 @@ def reap_strangers(is_ours: Callable[[int], bool]) -> list[int]:
 def is_init() -> bool:
     """Whether this process is pid 1 of its namespace."""
     return os.getpid() == 1
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a child has ended; its status is left to be read."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True  # somebody took it
+
+
+def exit_status(pid: int) -> tuple[int | None, int | None]:
+    """Reap an ended child: (exit code, signal), one of them None; both when somebody else has reaped it."""
+    try:
+        ended = os.waitid(os.P_PID, pid, os.WEXITED)
+    except ChildProcessError:
+        return None, None
+    assert ended is not None
+    by_signal = ended.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
+    return (None, ended.si_status) if by_signal else (ended.si_status, None)

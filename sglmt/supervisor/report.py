@@ -60,9 +60,14 @@ class Reporter:
         self._started_at_s = time.monotonic()
         self._usage = UsageSampler()
         self._rates = RateMeter()
+        self._restarts: dict[str, int] = {}
 
     def sample(self, now_s: float, processes: Sequence[ManagedProcess], resources: Resources) -> None:
-        """Once a second, for the rates."""
+        """Once a second: rates, and restarts for those who read the state page."""
+        for process in processes:
+            before, self._restarts[process.name] = self._restarts.get(process.name, 0), process.life.restarts
+            if process.life.restarts > before:
+                resources.slots.count_restarts(process.spec.role, process.life.restarts - before)
         self._rates.sample(now_s, *worker_counters(resources.slots, living_slots(processes)))
 
     def snapshot(

@@ -27,7 +27,7 @@ from sglmt.ipc.state_page import HeaderWord, Slot, SlotWord, StatePage
 from sglmt.messages.frame import Role
 from sglmt.server_args import PortArgs, SchedulerInfo, ServerArgs
 from sglmt.supervisor.environment import child_environment
-from sglmt.supervisor.leftovers import end_leftovers
+from sglmt.supervisor.leftovers import end_leftovers, remove_stale
 from sglmt.supervisor.listener import Listener
 from sglmt.supervisor.resolve_model import cache_directory
 from sglmt.supervisor.rundir import STATE_PAGE, InstanceRecord, RunDir, find_instances
@@ -41,7 +41,7 @@ class Claims:
     """Name and port of an instance, and its identity."""
 
     def __init__(self, args: ServerArgs, log: Log) -> None:
-        """Claim the run directory, end and wipe what a killed run left in it, bind the port.
+        """Claim the run directory, end and wipe what killed runs left, bind the port.
 
         Raises ConfigError, ResourceError or PortError; nothing is held then.
         """
@@ -55,6 +55,8 @@ class Claims:
                 log("warning", "supervisor", f"ended what a killed run left: {', '.join(ended)}")
             self.run_dir.wipe()
             self._record(args.name, None)
+            for name in remove_stale(self.run_dir.path.parent):
+                log("info", "supervisor", f"removed what a killed run named {name!r} left")
             self.listener = Listener.bind(args.host, args.port, lambda port: _holder(port, args.runtime_dir))
             undo.callback(self.listener.close)
             self._record(args.name, self.listener.url)
@@ -132,7 +134,8 @@ class Resources:
             segment_name=self.segment.name, state_page=str(self._run_dir / STATE_PAGE),
             death_fd=self._death_read_fd, ready_fd=-1,
             listen_fd=self._claims.listener.fd if worker else None,
-            api_keys=self._args.api_key if worker else (), cache_dir=str(self._cache_dir), log_level=self._args.log_level,
+            api_keys=self._args.api_key if worker else (), cache_dir=str(self._cache_dir),
+            log_level=self._args.log_level,
         )  # fmt: skip
         try:
             child = spawn(command, spec.name, bootstrap, child_environment(spec.role, os.environ))

@@ -26,10 +26,9 @@ from pathlib import Path
 import msgspec
 
 from sglmt.errors import ConfigError, ResourceError, SglmtError
-from sglmt.ipc.addresses import LONGEST_NAME_BYTES, MAX_SOCKET_PATH_BYTES
+from sglmt.ipc.addresses import CONTROL_SOCKET, LONGEST_NAME_BYTES, MAX_SOCKET_PATH_BYTES
 from sglmt.ipc.process_identity import ProcessIdentity, pid_namespace
 
-CONTROL_SOCKET = "control.sock"
 STATE_PAGE = "state"
 _LOCK = "lock"
 _RECORD = "instance.json"
@@ -86,6 +85,12 @@ class RunDir:
                 os.close(lock_fd)
                 raise _in_use(name, path, record)
             return cls(path, lock_fd, record)
+
+    @classmethod
+    def take(cls, path: Path) -> RunDir | None:
+        """The directory of a dead run, to be removed; None when somebody holds it after all."""
+        lock_fd = _try_lock(path / _LOCK)
+        return cls(path, lock_fd, read_record(path)) if lock_fd is not None else None
 
     def wipe(self) -> None:
         """Remove everything but the lock."""

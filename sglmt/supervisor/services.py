@@ -42,6 +42,9 @@ class Services(Protocol):
     def life_ended(self, spec: ProcessSpec, generation: int, slot: Slot) -> None:
         """Take back what `spawn` gave: slot, socket file."""
 
+    def told_applied(self, process: ManagedProcess, generation: int, text: str) -> None:
+        """A process has applied a version of the control state; `text` is its report as JSON."""
+
     def told_info(self, process: ManagedProcess, text: str) -> None:
         """The child sent `info`."""
 

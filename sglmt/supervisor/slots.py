@@ -1,6 +1,8 @@
 """The state page as the supervisor uses it: hands out slots, publishes lives, keeps the totals of the dead.
 
-Runs in the supervisor, which is the only writer of the header, the generations and the first words of a slot.
+Runs in the supervisor, which is the only writer of the header, the generations, the first words of a slot and the
+totals. Whoever reads counters (any worker, for /metrics) sees a dead life either in its slot or in the totals: the
+sequence word in the header is odd while it moves from the one to the other.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sglmt.errors import ResourceError
-from sglmt.ipc.state_page import FIRST_COUNTER, SLOT_WORDS, Slot, SlotWord, StatePage
+from sglmt.ipc.state_page import FIRST_COUNTER, SLOT_WORDS, HeaderWord, Slot, SlotWord, StatePage
 from sglmt.messages.frame import Role
 
 COUNTERS = tuple(word for word in SlotWord if FIRST_COUNTER <= word < SlotWord.TTFT_BUCKETS)
@@ -20,7 +22,6 @@ class SlotTable:
     def __init__(self, page: StatePage) -> None:
         self._page = page
         self._free = list(range(page.slots - 1, -1, -1))
-        self._totals: dict[Role, list[int]] = {role: [0] * (SLOT_WORDS - FIRST_COUNTER) for role in Role}
 
     def occupy(self, role: Role, index: int, generation: int) -> Slot:
         """A fresh slot for a life about to be spawned; the life is published as the current one.
@@ -41,15 +42,23 @@ class SlotTable:
     def release(self, slot: Slot) -> None:
         """The life has been reaped (or was never spawned): fold its counters into the totals, free the slot."""
         role, index = Role(slot[SlotWord.ROLE]), slot[SlotWord.INDEX]
-        totals = self._totals[role]
-        for offset in range(SLOT_WORDS - FIRST_COUNTER):
-            totals[offset] += slot[FIRST_COUNTER + offset]
         if self._page.generation(role, index) == slot[SlotWord.GENERATION]:
             self._page.publish_generation(role, index, 0)
+        totals, counters = self._page.totals(role), slot.values()
+        sequence = self._page.header(HeaderWord.FOLD_SEQUENCE)
+        self._page.set_header(HeaderWord.FOLD_SEQUENCE, sequence + 1)
+        for word in range(FIRST_COUNTER, SLOT_WORDS):
+            if counters[word]:
+                totals[word] += counters[word]
         slot.clear()
+        self._page.set_header(HeaderWord.FOLD_SEQUENCE, sequence + 2)
         self._free.append(slot.number)
+
+    def count_restarts(self, role: Role, restarts: int) -> None:
+        """This many lives of a role were started because another one died."""
+        self._page.totals(role).add(SlotWord.RESTARTS, restarts)
 
     def total(self, role: Role, word: SlotWord, living: Iterable[Slot]) -> int:
         """A counter of a role: the dead, and those of `living` that have this role."""
         alive = sum(slot[word] for slot in living if slot[SlotWord.ROLE] == role)
-        return self._totals[role][word - FIRST_COUNTER] + alive
+        return self._page.totals(role)[word] + alive

@@ -13,36 +13,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
-
+from sglmt.control.state import ControlChange, ControlChangeError, ControlOutcome, ControlState
 from sglmt.errors import ExitCode, SglmtError
-from sglmt.ipc.state_page import HeaderWord, Slot, SlotWord
+from sglmt.ipc.state_page import HeaderWord
 from sglmt.messages.frame import Role
-from sglmt.server_args import SchedulerInfo, ServerArgs
+from sglmt.server_args import ServerArgs
 from sglmt.status.snapshot import InstanceSnapshot
-from sglmt.supervisor.endings import Ending, because_of, failed_start, no_worker_left
+from sglmt.supervisor.control_plane import ControlPlane
+from sglmt.supervisor.crew import Crew
+from sglmt.supervisor.endings import Ending, failed_start, no_worker_left
 from sglmt.supervisor.environment import raise_open_files_limit, seal_inherited_descriptors
 from sglmt.supervisor.inbox import Inbox
-from sglmt.supervisor.instance_state import Member, Verdict, backend_is_up, judge_instance
-from sglmt.supervisor.lifecycle import StartRequested, State, StopRequested
-from sglmt.supervisor.process import ManagedProcess
+from sglmt.supervisor.instance_state import Verdict, judge_instance
+from sglmt.supervisor.lifecycle import State, StopRequested
 from sglmt.supervisor.reaper import is_init, reap_strangers
 from sglmt.supervisor.report import Reporter
 from sglmt.supervisor.resolve_model import cache_directory, resolve_model
 from sglmt.supervisor.resources import Claims, Resources
 from sglmt.supervisor.services import Log
-from sglmt.supervisor.spawn import SpawnedChild, child_command
-from sglmt.supervisor.spawn_turns import SpawnTurns
+from sglmt.supervisor.spawn import child_command
 from sglmt.supervisor.stop_signals import StopSignals
 from sglmt.supervisor.stopping import StopPlan
-from sglmt.supervisor.topology import ProcessSpec, wanted_processes
-from sglmt.supervisor.watch import Watch
+from sglmt.supervisor.topology import wanted_processes
 
 TICK_S = 0.1
 _ENDED = frozenset({State.STOPPED, State.FATAL})
@@ -85,17 +82,15 @@ class Supervisor:
         self._resolver = resolver
         self._handle_signals = handle_signals
         self._exit_code = ExitCode.OK.value
-        self._processes: dict[str, ManagedProcess] = {}
-        self._turns = SpawnTurns(os.cpu_count() or 1)
-        self._watch = Watch(args)
         self._reporter = Reporter(args)
         self._stop: StopPlan | None = None
         self._was_ready = False
-        self._backend_up_since_s: float | None = None
         self._next_second_s = 0.0
         self._others: set[int] = set()
         self._claims: Claims | None = None
         self._resources: Resources | None = None
+        self._control: ControlPlane | None = None
+        self._crew: Crew | None = None
         self._inbox: Inbox | None = None
         self._stopped = asyncio.Event()
 
@@ -107,7 +102,7 @@ class Supervisor:
         An exception that is no SglmtError is a bug and is raised, after everything is cleaned up.
         """
         async with contextlib.AsyncExitStack() as cleanup:
-            self._inbox = Inbox(asyncio.get_running_loop())
+            self._inbox = Inbox(asyncio.get_running_loop(), self._log)
             cleanup.callback(self._stopped.set)
             cleanup.callback(self._inbox.close)
             try:
@@ -122,9 +117,9 @@ class Supervisor:
         seal_inherited_descriptors()
         raise_open_files_limit()
         if self._handle_signals:
-            signals = StopSignals(lambda name, first: self.post(lambda: self._signalled(name, first)))
-            signals.install(self.loop)
-            cleanup.callback(signals.remove, self.loop)
+            signals = StopSignals(lambda name, first: self.inbox.post(lambda: self._signalled(name, first)))
+            signals.install(self.inbox.loop)
+            cleanup.callback(signals.remove, self.inbox.loop)
         claims = self._claims = Claims(self.args, self._log)
         self.url = claims.listener.url
         cleanup.callback(claims.release)
@@ -137,20 +132,24 @@ class Supervisor:
         model = await self._resolve(claims)
         if model is None:
             return
-        resources = self._resources = Resources(self.args, claims, model, self._log)
-        cleanup.callback(self._release_resources)
-        cleanup.callback(self._destroy_processes)
-        self._converge()
+        self._resources = Resources(self.args, claims, model, self._log)
+        cleanup.callback(self._forget)
+        initial = ControlState(log_level=self.args.log_level)
+        self._control = ControlPlane(self.run_dir, self._resources.page, initial)
+        self._crew = Crew(
+            self.args, self._command, self.inbox, self._resources, self._control, self._log, self._fail
+        )
+        cleanup.callback(self._crew.destroy)
+        self._crew.converge(wanted_processes(self.args))
         self.inbox.tick(TICK_S, self._tick)
         await self.inbox.pump_until(self._is_done, self._evaluate)
-        resources.page.set_header(HeaderWord.READY, 0)
 
     async def _resolve(self, claims: Claims) -> dict[str, Any] | None:
         """What the model is; None when a stop was asked for meanwhile. Raises ModelError."""
         deadline_s = time.monotonic() + self.args.start_timeout
         cache_dir = cache_directory(claims.run_dir.path)
         task = asyncio.create_task(resolve_model(self.args, cache_dir, deadline_s, self._resolver))
-        task.add_done_callback(lambda _: self.post(lambda: None))
+        task.add_done_callback(lambda _: self.inbox.post(lambda: None))
         try:
             await self.inbox.pump_until(lambda: task.done() or self._stop is not None, lambda: None)
         finally:
@@ -160,35 +159,20 @@ class Supervisor:
                 task.exception()  # seen: a stop may have come first
         return None if self._stop is not None else task.result()
 
-    def _converge(self) -> None:
-        """Start every wanted process that there is not."""
-        for spec in wanted_processes(self.args):
-            if spec.name not in self._processes:
-                self._processes[spec.name] = ManagedProcess(spec, self)
-                self._processes[spec.name].feed(StartRequested())
-
     def _is_done(self) -> bool:
-        return self._stop is not None and self._stop.is_done(self._unfinished_roles())
+        return self._stop is not None and self._stop.is_done(self.crew.unfinished_roles())
 
-    def _release_resources(self) -> None:
-        assert self._resources is not None
-        self._resources.release()
-        self._resources = None
-
-    def _destroy_processes(self) -> None:
-        """Whatever is left, and after an orderly stop nothing is."""
-        for process in self._processes.values():
-            process.kill()
-        for process in self._processes.values():
-            process.destroy()
+    def _forget(self) -> None:
+        """Give back what children were told through. From here on there is nothing to tell about."""
+        if self._resources is not None:
+            self._resources.release()
+        self._resources = self._crew = None
 
     @property
     def run_dir(self) -> Path:
         """The claimed run directory; the control socket goes into it."""
         assert self._claims is not None
         return self._claims.run_dir.path
-
-    # --- Services for the processes -------------------------------------------------------------------
 
     @property
     def inbox(self) -> Inbox:
@@ -197,60 +181,21 @@ class Supervisor:
         return self._inbox
 
     @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of this run."""
-        return self.inbox.loop
+    def crew(self) -> Crew:
+        """The processes, while there are any."""
+        assert self._crew is not None
+        return self._crew
 
-    def log(self, level: str, source: str, text: str) -> None:
-        """A line for people."""
-        self._log(level, source, text)
-
-    def post(self, work: Callable[[], None]) -> None:
-        """Do this in the supervisor's loop."""
-        self.inbox.post(work)
-
-    def request_spawn(self, name: str) -> None:
-        """Queue a process for its turn to boot."""
-        self._turns.request(name)
-
-    def turn_finished(self, name: str) -> None:
-        """It is ready or gone."""
-        self._turns.finished(name)
-
-    def spawn(self, spec: ProcessSpec, generation: int) -> tuple[Slot, SpawnedChild]:
-        """Start a life. Raises OSError or SglmtError."""
+    @property
+    def resources(self) -> Resources:
+        """Segment and state page, while they exist."""
         assert self._resources is not None
-        return self._resources.start(self._command, spec, generation)
-
-    def life_ended(self, spec: ProcessSpec, generation: int, slot: Slot) -> None:
-        """A life was reaped."""
-        if self._resources is not None:
-            self._resources.ended(spec, generation, slot)
-
-    def told_info(self, process: ManagedProcess, text: str) -> None:
-        """The scheduler says what its engine is: the second revision of the segment."""
-        try:
-            info = msgspec.json.decode(text, type=SchedulerInfo)
-        except msgspec.MsgspecError as error:
-            reason = f"{process.name} reported unreadable information: {error}"
-            self._fail(Ending(int(ExitCode.CHILD_DEATH), reason))
-            return
-        if self._resources is not None and process.spec.role is Role.SCHEDULER:
-            self._resources.publish(info)
-
-    def became_fatal(self, process: ManagedProcess, reason: str) -> None:
-        """A process the instance cannot do without was given up."""
-        self._fail(because_of(process, reason))
+        return self._resources
 
     # --- what follows from what happened --------------------------------------------------------------
 
     def _evaluate(self) -> None:
-        for process in self._processes.values():
-            if process.waits_for_spawn and process.life.state is not State.STARTING:
-                self._turns.cancel(process.name)
-                process.spawn_now()
-        for name in self._turns.due(time.monotonic()):
-            self._processes[name].spawn_now()
+        self.crew.settle()
         if self._stop is None:
             self._judge()
         if self._stop is not None:
@@ -258,45 +203,29 @@ class Supervisor:
 
     def _judge(self) -> None:
         """Ready, degraded, or beyond hope."""
-        assert self._resources is not None
-        assert self._claims is not None
-        members = [Member(p.spec.role, p.name, p.life.state, p.serves) for p in self._processes.values()]
-        before, self.verdict = self.verdict, judge_instance(members, self._was_ready)
-        if not backend_is_up(members):
-            self._backend_up_since_s = None
-        elif self._backend_up_since_s is None:
-            self._backend_up_since_s = time.monotonic()
-        if any(process.probed for process in self._processes.values()):
+        before, self.verdict = self.verdict, judge_instance(self.crew.members(), self._was_ready)
+        everybody = self.crew.everybody()
+        if self._claims is not None and any(process.probed for process in everybody):
             self._claims.listener.start_listening()
-        self._resources.page.set_header(HeaderWord.READY, int(self.verdict.ready))
+        self.resources.page.set_header(HeaderWord.READY, int(self.verdict.ready))
         if self.verdict.ready and not self._was_ready:
             self._was_ready = True
             self._log("info", "supervisor", f"READY: serving {self.args.model_name!r} on {self.url}")
             self._on_ready()
-        elif self._was_ready and self.verdict != before:
+        elif self._was_ready and (self.verdict.state, self.verdict.ready) != (before.state, before.ready):
             level = "info" if self.verdict.state == "running" else "warning"
             reason = f": {self.verdict.reason}" if self.verdict.reason else ""
             self._log(level, "supervisor", f"instance is {self.verdict.state}{reason}")
-        everybody = list(self._processes.values())
         ending = no_worker_left(everybody) if self._was_ready else failed_start(everybody)
         if ending is not None:
             self._fail(ending)
 
     def _tick(self, now_s: float) -> None:
-        assert self._resources is not None
-        page = self._resources.page
-        page.set_header(HeaderWord.SUPERVISOR_HEARTBEAT_NS, int(now_s * 1e9))
-        serving = [
-            p.run.slot[SlotWord.CONNECTIONS]
-            for p in self._processes.values()
-            if p.run is not None and p.spec.role is Role.TOKENIZER_WORKER and p.life.state is State.RUNNING
-        ]
-        mean_x1000 = sum(serving) * 1000 // len(serving) if serving else 0
-        page.set_header(HeaderWord.ACCEPT_MEAN_X1000, mean_x1000)
-        self._watch.round(self._processes.values(), now_s, self._backend_up_since_s)
+        self.resources.page.set_header(HeaderWord.SUPERVISOR_HEARTBEAT_NS, int(now_s * 1e9))
+        self.crew.look_around(now_s)
         if now_s >= self._next_second_s:
             self._next_second_s = now_s + 1.0
-            self._reporter.sample(now_s, list(self._processes.values()), self._resources)
+            self._reporter.sample(now_s, self.crew.everybody(), self.resources)
             if is_init() and (strangers := reap_strangers(self._is_ours)):
                 self._log("debug", "supervisor", f"reaped {len(strangers)} orphans of other processes")
 
@@ -305,8 +234,7 @@ class Supervisor:
         self._others.add(pid)
 
     def _is_ours(self, pid: int) -> bool:
-        own = {p.run.child.pid for p in self._processes.values() if p.run is not None}
-        return pid in own or pid in self._others
+        return pid in self.crew.pids() or pid in self._others
 
     # --- stopping -------------------------------------------------------------------------------------
 
@@ -315,7 +243,21 @@ class Supervisor:
 
         From the loop's thread; returns at once. Repeating it only ever brings the end nearer.
         """
-        self.post(lambda: self._begin_stop(drain_s, now))
+        self.inbox.post(lambda: self._begin_stop(drain_s, now))
+
+    async def change_control(self, change: ControlChange, deadline_s: float) -> ControlOutcome:
+        """Change what every process must agree on; returns when all have confirmed, or at monotonic `deadline_s`.
+
+        Raises ControlChangeError for what makes no sense now, the time before anything runs included.
+        """
+        if self._crew is None or self._control is None:
+            raise ControlChangeError("nothing is running yet, or any more")
+        outcome = await self._control.change(change, deadline_s, self._crew.serving)
+        told = f"control state version {outcome.version}"
+        for name, error in outcome.errors.items():
+            self._log("warning", "supervisor", f"{told}: {name}: {error}")
+        self._log("info", "supervisor", f"{told}: applied by {len(outcome.confirmed)} processes")
+        return outcome
 
     async def wait_stopped(self) -> None:
         """Until no process, segment or port is held any more; the control socket goes last."""
@@ -338,29 +280,24 @@ class Supervisor:
             self._stop = StopPlan(drain_deadline_s)
         else:
             nearer = self._stop.bring_nearer(drain_deadline_s)
-        if self._resources is not None:
-            self._resources.page.set_header(HeaderWord.READY, 0)
-            deadline_ns = max(1, int(self._stop.drain_deadline_s * 1e9))
-            self._resources.page.set_header(HeaderWord.DRAIN_DEADLINE_NS, deadline_ns)
-        self.verdict = Verdict("draining", False, self.failure or "stop requested")
-        for process in list(self._processes.values()):
-            if now:
-                process.feed(StopRequested(time.monotonic(), now_immediately=True))
-            elif nearer is not None and process.spec.role is Role.TOKENIZER_WORKER:
-                process.feed(nearer)
         self._stop.immediate = self._stop.immediate or now
+        self.verdict = Verdict("draining", False, self.failure or "stop requested")
+        if self._resources is None or self._crew is None:
+            return
+        self._resources.page.set_header(HeaderWord.READY, 0)
+        deadline_ns = max(1, int(self._stop.drain_deadline_s * 1e9))
+        self._resources.page.set_header(HeaderWord.DRAIN_DEADLINE_NS, deadline_ns)
+        if now:
+            self._crew.tell_all(StopRequested(time.monotonic(), now_immediately=True))
+        elif nearer is not None:
+            self._crew.tell(Role.TOKENIZER_WORKER, nearer)
 
     def _advance_stop(self, plan: StopPlan) -> None:
-        for role, command in plan.advance(self._unfinished_roles(), time.monotonic()):
-            for process in list(self._processes.values()):
-                if process.spec.role is role:
-                    process.feed(command)
+        for role, command in plan.advance(self.crew.unfinished_roles(), time.monotonic()):
+            self.crew.tell(role, command)
         if plan.past_workers and self._claims is not None:
             self._claims.listener.close()
             self.verdict = Verdict("stopping", False, self.verdict.reason)
-
-    def _unfinished_roles(self) -> set[Role]:
-        return {p.spec.role for p in self._processes.values() if p.life.state not in _ENDED}
 
     def _fail(self, ending: Ending) -> None:
         """End the instance because of this. One that is ending already only ends sooner."""
@@ -379,7 +316,7 @@ class Supervisor:
 
     def tail(self, role: Role, index: int) -> list[str]:
         """The last output lines of a process, its previous life's included; empty when there is none."""
-        for process in self._processes.values():
+        for process in self._crew.everybody() if self._crew is not None else []:
             if (process.spec.role, process.spec.index) == (role, index):
                 return process.tail()
         return []
@@ -387,6 +324,5 @@ class Supervisor:
     def snapshot(self) -> InstanceSnapshot:
         """The instance now. Cheap; never waits for anybody."""
         instance_id = self._claims.instance_id if self._claims is not None else 0
-        return self._reporter.snapshot(
-            instance_id, self.url, self.verdict, list(self._processes.values()), self._resources
-        )
+        processes = self._crew.everybody() if self._crew is not None else []
+        return self._reporter.snapshot(instance_id, self.url, self.verdict, processes, self._resources)

@@ -67,6 +67,7 @@ def policy_of(role: Role, args: ServerArgs) -> RestartPolicy:
     """The restart policy of a role. Starts that fail slowly are counted too, though they leave the window."""
     worker = role is Role.TOKENIZER_WORKER
     return RestartPolicy(
+        backoff_cap_s=args.restart_backoff_max,
         max_restarts=args.max_restarts,
         restart_window_s=args.restart_window,
         start_timeout_s=args.start_timeout,

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 import setproctitle
 
+from sglmt.control.state import Applied
 from sglmt.errors import ExitCode, SglmtError
 from sglmt.ipc.bootstrap import Bootstrap, read_bootstrap
 from sglmt.ipc.queues import Transport
@@ -62,11 +63,12 @@ class ChildContext:
         self.clock: Callable[[], float] = time.monotonic
         self.death_fd = bootstrap.death_fd
         self.stop_requested = False
+        self.log_level = bootstrap.log_level
         self._on_stop: Callable[[], object] | None = None
 
     def log(self, level: str, text: str) -> None:
         """One line for the supervisor's log (it adds time and process)."""
-        if _LEVELS.index(level) >= _LEVELS.index(self.bootstrap.log_level):
+        if _LEVELS.index(level) >= _LEVELS.index(self.log_level):
             print(f"{level.upper()} {text}", file=sys.stderr, flush=True)
 
     def reread_arguments(self) -> Arguments:
@@ -86,6 +88,10 @@ class ChildContext:
     def probed(self) -> None:
         """A request of this worker's own came back through every process."""
         self._report("probed")
+
+    def applied(self, report: Applied) -> None:
+        """Tell the supervisor that a version of the control state is applied here, or why not."""
+        self._report(f"applied {msgspec.json.encode(report).decode()}")
 
     def failed(self, reason: str) -> None:
         """Say in one line why this process is about to end."""

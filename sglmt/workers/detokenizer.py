@@ -22,6 +22,7 @@ from sglmt.messages.registry import kind_of
 from sglmt.messages.to_detokenizer import BatchEmbeddingOutput, BatchTokenIDOutput, ForgetRequests
 from sglmt.messages.to_scheduler import ResumeReq
 from sglmt.workers.child import ChildContext
+from sglmt.workers.control_follower import ControlFollower
 from sglmt.workers.counters import FrameReceiver
 from sglmt.workers.peers import PeerOutbox, worker_is_dead
 from sglmt.workers.poll_loop import PollLoop
@@ -37,6 +38,7 @@ class DetokenizerManager:
         address = ipc_address(child.run_dir, Role.DETOKENIZER, child.index, child.generation)
         self._inbox = child.transport.inbox(address)
         self._receiver = FrameReceiver(child)
+        self._control = ControlFollower(child)
         self._scheduler = PeerOutbox(child, Role.SCHEDULER, 0)
         self._workers = SocketMapping(child.transport, child.run_dir, worker_is_dead(child.page))
         self._known_lives: set[int] = set()
@@ -50,12 +52,16 @@ class DetokenizerManager:
         self._child.ready()
         while not self._child.stop_requested:
             loop.wait(None)
-            while (frame := self._inbox.receive()) is not None:
-                self._take(frame)
-            self._report()
-            if loop.housekeeping_is_due():
-                self._housekeeping()
+            self.turn(loop.housekeeping_is_due())
         self._inbox.close()
+
+    def turn(self, housekeeping: bool) -> None:
+        """One turn of the loop: all that can be done now."""
+        while (frame := self._inbox.receive()) is not None:
+            self._take(frame)
+        self._report()
+        if housekeeping:
+            self._housekeeping()
 
     def _take(self, frame: bytes) -> None:
         prefix = self._receiver.prefix(frame)
@@ -117,6 +123,7 @@ class DetokenizerManager:
             texts.gaps.clear()
 
     def _housekeeping(self) -> None:
+        self._control.poll()
         self._scheduler.refresh()
         self._workers.sweep()
         lives = {make_life(*life) for life in self._child.page.live(Role.TOKENIZER_WORKER)}

@@ -19,9 +19,10 @@ from sglmt.messages.frame import Role, Scope
 from sglmt.messages.registry import kind_of
 from sglmt.messages.sampling import FinishReason
 from sglmt.messages.to_detokenizer import BatchEmbeddingOutput
-from sglmt.messages.to_scheduler import AbortReq, LiveRequestsReq, ResumeReq
+from sglmt.messages.to_scheduler import AbortReq, ControlMarker, LiveRequestsReq, ResumeReq
 from sglmt.messages.to_worker import BatchStrOutput, UnknownRequests
 from sglmt.status.histograms import LATENCY_BUCKETS, observe
+from sglmt.status.metric_words import count_early_end
 from sglmt.workers.child import ChildContext
 from sglmt.workers.live_request import LiveRequest, Sink, Submission
 from sglmt.workers.peers import PeerOutbox
@@ -58,9 +59,12 @@ class Frontend:
         self._counter += 1
         return make_key(self.life, self._counter)
 
-    def submit(self, submission: Submission, choice: int, prompt_tokens: int, sink: Sink) -> LiveRequest:
-        """Send a new request; its answers go to `sink`."""
-        request = LiveRequest(submission, choice, prompt_tokens, sink, self._child.args.max_resubmits, self._clock())
+    def submit(
+        self, submission: Submission, choice: int, prompt_tokens: int, sink: Sink, measured: bool = True
+    ) -> LiveRequest:
+        """Send a new request; its answers go to `sink`. A probe of ours is not `measured`."""
+        limit = self._child.args.max_resubmits
+        request = LiveRequest(submission, choice, prompt_tokens, sink, limit, self._clock(), measured)
         self.live[request.key] = request
         self.slot[SlotWord.IN_FLIGHT] = len(self.live)
         self._send(submission)
@@ -81,6 +85,10 @@ class Frontend:
     def abort_by_rid(self, rid: str | None, all_requests: bool) -> None:
         """End requests of any worker by exact rid, or all."""
         self._send(AbortReq(rid=rid, all_requests=all_requests))
+
+    def confirm_control(self, version: int) -> None:
+        """Tell the scheduler, behind everything sent so far, that this worker has applied `version`."""
+        self._send(ControlMarker(life=self.life, version=version))
 
     def _send(self, message: object) -> None:
         self._peer.send(self._child.writer.frame(kind_of(message), Scope.SCHEDULER, message))
@@ -103,7 +111,7 @@ class Frontend:
         live_get = self.live.get
         now_s = self._clock()
         slot = self.slot
-        new_tokens = 0
+        new_tokens = gaps_us = 0
         for row, key in enumerate(keys):
             request = live_get(key)
             if request is None:
@@ -142,11 +150,13 @@ class Frontend:
             if count:
                 request.tokens += count
                 request.output_ids.extend(new_ids)
-                new_tokens += count
+                if request.measured:
+                    new_tokens += count
                 if request.first_token_at_s is None:
                     self._first_token(request, now_s)
                 else:
                     gap_us = int((now_s - request.last_token_at_s) * 1e6)
+                    gaps_us += gap_us
                     observe(slot, SlotWord.ITL_BUCKETS, gap_us, LATENCY_BUCKETS)
                 request.last_token_at_s = now_s
             if extras and self._take_extras(batch, row, request, text, new_ids, skip_tokens):
@@ -158,6 +168,7 @@ class Frontend:
                 request.sink.admitted(request)
         slot.add(SlotWord.ROWS_IN, len(keys))
         slot.add(SlotWord.OUTPUT_TOKENS, new_tokens)
+        slot.add(SlotWord.ITL_SUM_US, gaps_us)
 
     def _take_extras(
         self,
@@ -194,15 +205,25 @@ class Frontend:
         finish: FinishReason,
     ) -> None:
         self.live.pop(request.key, None)
-        slot = self.slot
-        slot[SlotWord.IN_FLIGHT] = len(self.live)
-        slot.add(SlotWord.CACHED_TOKENS, request.cached_tokens)
-        elapsed_us = int((self._clock() - request.submitted_at_s) * 1e6)
-        observe(slot, SlotWord.E2E_BUCKETS, elapsed_us, LATENCY_BUCKETS)
+        self.slot[SlotWord.IN_FLIGHT] = len(self.live)
+        if request.measured:
+            self._count_end(request, finish)
         request.sink.finished(request, text, new_ids, logprobs, finish)  # type: ignore[arg-type]
+
+    def _count_end(self, request: LiveRequest, finish: FinishReason) -> None:
+        slot = self.slot
+        slot.add(SlotWord.CACHED_TOKENS, request.cached_tokens)
+        if finish.kind in ("abort", "error"):
+            count_early_end(slot, finish.code, finish.status)
+            return
+        elapsed_us = int((self._clock() - request.submitted_at_s) * 1e6)
+        slot.add(SlotWord.E2E_SUM_US, elapsed_us)
+        observe(slot, SlotWord.E2E_BUCKETS, elapsed_us, LATENCY_BUCKETS)
 
     def _first_token(self, request: LiveRequest, now_s: float) -> None:
         request.first_token_at_s = now_s
+        if not request.measured:
+            return
         elapsed_us = int((now_s - request.submitted_at_s) * 1e6)
         slot = self.slot
         slot.add(SlotWord.TTFT_COUNT)

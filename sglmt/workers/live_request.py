@@ -49,6 +49,7 @@ class LiveRequest:
         "input_logprobs",
         "key",
         "last_token_at_s",
+        "measured",
         "output_ids",
         "prompt_tokens",
         "sink",
@@ -65,13 +66,16 @@ class LiveRequest:
         sink: Sink,
         max_resubmits: int,
         now_s: float,
+        measured: bool = True,
     ) -> None:
+        """`measured`: counts as tokens and latencies of the instance (a worker's own probes do not)."""
         self.key = submission.key
         self.attempt = submission.attempt
         self.submission = submission
         self.choice = choice
         self.prompt_tokens = prompt_tokens
         self.sink = sink
+        self.measured = measured
         self.budget = ResubmitBudget(max_resubmits)
         self.output_ids: array[int] = array("I")
         self.tokens = 0

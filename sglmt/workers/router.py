@@ -13,6 +13,7 @@ from sglmt.ipc.socket_mapping import SocketMapping
 from sglmt.ipc.state_page import SlotWord
 from sglmt.messages.frame import Role, Scope
 from sglmt.workers.child import ChildContext
+from sglmt.workers.control_follower import ControlFollower
 from sglmt.workers.counters import FrameReceiver
 from sglmt.workers.peers import PeerOutbox, worker_is_dead
 from sglmt.workers.poll_loop import PollLoop
@@ -26,6 +27,7 @@ class MultiTokenizerRouter:
         address = ipc_address(child.run_dir, Role.ROUTER, child.index, child.generation)
         self._inbox = child.transport.inbox(address)
         self._receiver = FrameReceiver(child)
+        self._control = ControlFollower(child)
         self._scheduler = PeerOutbox(child, Role.SCHEDULER, 0)
         self._workers = SocketMapping(child.transport, child.run_dir, worker_is_dead(child.page))
 
@@ -35,11 +37,15 @@ class MultiTokenizerRouter:
         self._child.ready()
         while not self._child.stop_requested:
             loop.wait(None)
-            while (frame := self._inbox.receive()) is not None:
-                self.forward(frame)
-            if loop.housekeeping_is_due():
-                self._housekeeping()
+            self.turn(loop.housekeeping_is_due())
         self._inbox.close()
+
+    def turn(self, housekeeping: bool) -> None:
+        """One turn of the loop: all that can be done now."""
+        while (frame := self._inbox.receive()) is not None:
+            self.forward(frame)
+        if housekeeping:
+            self._housekeeping()
 
     def forward(self, frame: bytes) -> None:
         """Send one frame on, untouched."""
@@ -60,6 +66,7 @@ class MultiTokenizerRouter:
         slot.add(SlotWord.MESSAGES_OUT)
 
     def _housekeeping(self) -> None:
+        self._control.poll()
         self._scheduler.refresh()
         self._workers.sweep()
         slot = self._child.slot

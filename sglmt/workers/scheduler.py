@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from sglmt.delivery.keys import life_of, split_life
+from sglmt.control.state import ControlState
+from sglmt.delivery.keys import life_of, make_life, split_life
 from sglmt.delivery.ledger import Ledger, Record, Stage
 from sglmt.engines.base import Engine, EngineOutput, EngineRequest
 from sglmt.errors import EngineError, EngineRefusal
@@ -25,6 +26,7 @@ from sglmt.messages.registry import kind_of
 from sglmt.messages.sampling import FinishReason, SamplingParams
 from sglmt.messages.to_scheduler import (
     AbortReq,
+    ControlMarker,
     FinishReq,
     LiveRequestsReq,
     ResumeReq,
@@ -35,12 +37,14 @@ from sglmt.messages.to_worker import UnknownRequests
 from sglmt.server_args import SchedulerInfo
 from sglmt.workers.admission import AdmissionQueue
 from sglmt.workers.child import ChildContext
+from sglmt.workers.control_follower import ControlFollower, PendingChange
 from sglmt.workers.counters import FrameReceiver
 from sglmt.workers.emission import Emitter, extras_of
 from sglmt.workers.peers import PeerOutbox, worker_is_dead
 from sglmt.workers.poll_loop import PollLoop
 from sglmt.workers.suspects import SuspectFile
 
+MARKERS_WITHIN_S = 2.0  # a worker that hangs longer does not hold up a control change
 _NO_TOKENS = SamplingParams(max_new_tokens=0)
 
 
@@ -71,7 +75,12 @@ class Scheduler:
             FinishReq: self._finish_by_detokenizer,
             ResumeReq: self._resume,
             LiveRequestsReq: self._reconcile,
+            ControlMarker: self._mark_control,
         }
+        self._control = ControlFollower(child, self._begin_change)
+        self._change = PendingChange()
+        self._paused = self._control.state.paused
+        self._set_up_engine(ControlState(), self._control.state)
 
     # the loop
 
@@ -81,14 +90,18 @@ class Scheduler:
         self._child.ready(self._info())
         while not self._child.stop_requested:
             loop.wait(self._next_step_at_s())
-            self._receive()
-            self._admit()
-            self._emitter.flush()
-            self._step()
-            if loop.housekeeping_is_due():
-                self._housekeeping()
+            self.turn(loop.housekeeping_is_due())
         self._inbox.close()
         self._engine.close()
+
+    def turn(self, housekeeping: bool) -> None:
+        """One turn of the loop: all that can be done now."""
+        self._receive()
+        self._admit()
+        self._emitter.flush()
+        self._step()
+        if housekeeping:
+            self._housekeeping()
 
     def _info(self) -> SchedulerInfo:
         info = self._engine.info()
@@ -105,7 +118,7 @@ class Scheduler:
         )
 
     def _next_step_at_s(self) -> float | None:
-        if not self._engine.has_work():
+        if self._paused or not self._engine.has_work():
             return None
         return self._engine.next_step_at_s() or 0.0
 
@@ -123,7 +136,7 @@ class Scheduler:
 
     def _step(self) -> None:
         engine = self._engine
-        if not engine.has_work():
+        if self._paused or not engine.has_work():
             return
         at_s = engine.next_step_at_s()
         if at_s is not None and self._clock() < at_s:
@@ -155,6 +168,8 @@ class Scheduler:
                 for record in self._ledger.forget_life(life):
                     self._release(record)
                     self._emitter.drop(record.key)
+        self._control.poll()
+        self._complete_change()
         self._emitter.flush()
         slot[SlotWord.RUNNING] = len(self._running)
         slot[SlotWord.QUEUED] = len(self._queue)
@@ -215,7 +230,7 @@ class Scheduler:
         return None
 
     def _admit(self) -> None:
-        if self._trial is not None:
+        if self._paused or self._trial is not None:
             return
         limit = self._child.args.max_running_requests
         while len(self._running) < limit and (record := self._queue.pop()) is not None:
@@ -299,6 +314,58 @@ class Scheduler:
         self._ledger.remove(record.key)
         if record.start_sent and not record.finish_sent:
             self._emitter.drop(record.key)
+
+    # control state
+
+    def _begin_change(self, before: ControlState, after: ControlState) -> bool:
+        """Take note of a change; it is carried out when what workers sent before it is here."""
+        self._change.begin(before, after, self._clock() + MARKERS_WITHIN_S)
+        return False
+
+    def _mark_control(self, marker: ControlMarker) -> None:
+        self._change.mark(marker.life, marker.version)
+        self._complete_change()
+
+    def _complete_change(self) -> None:
+        """Carry out a change once every serving worker has confirmed it on its data path (or was given up)."""
+        lives = [make_life(*life) for life in self._child.page.live(Role.TOKENIZER_WORKER)]
+        change = self._change.take(lives, self._clock())
+        if change is None:
+            return
+        before, after = change
+        self._paused = after.paused
+        if after.paused and not before.paused:
+            self._pause(after.pause_mode)
+        try:
+            self._set_up_engine(before, after)
+        except EngineError as error:
+            self._control.confirm(after.version, str(error))
+            return
+        flushed = after.flushes == before.flushes or self._engine.flush_cache()
+        self._control.confirm(after.version, None if flushed else "requests are running, nothing was flushed")
+
+    def _pause(self, mode: str) -> None:
+        if mode == "abort":
+            for record in list(self._ledger.records.values()):
+                if record.stage != Stage.FINISHED:
+                    self._end(record, _abort(503, "paused", "generation was paused and running requests aborted"))
+        elif mode == "retract":
+            for record in list(self._running.values()):
+                request = record.payload
+                self._release(record)
+                record.stage = Stage.QUEUED
+                if isinstance(request, TokenizedGenerateReqInput | TokenizedEmbeddingReqInput):
+                    self._queue.push(record, request.priority, suspect=False)
+
+    def _set_up_engine(self, before: ControlState, after: ControlState) -> None:
+        """Bring adapters and weights from one state to another. Raises EngineError; what was done stays done."""
+        if after.weights_path is not None and after.weights_path != before.weights_path:
+            self._engine.update_weights(after.weights_path)
+        for name in before.adapters.keys() - after.adapters.keys():
+            self._engine.unload_adapter(name)
+        for name, path in after.adapters.items():
+            if before.adapters.get(name) != path:
+                self._engine.load_adapter(name, path)
 
     # what peers report
 

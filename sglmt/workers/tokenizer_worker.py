@@ -17,6 +17,7 @@ import time
 import traceback
 from array import array
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,17 +25,22 @@ import msgspec
 import uvloop
 
 from sglmt import __version__
-from sglmt.errors import ExitCode
+from sglmt.control.async_client import ask
+from sglmt.control.commands import Change, Command, Status
+from sglmt.control.protocol import ServerSideError
+from sglmt.control.state import ControlChange, ControlOutcome, ControlState
+from sglmt.errors import ExitCode, SglmtError
 from sglmt.http.app import App
 from sglmt.http.auth import ApiKeys
-from sglmt.http.errors import unavailable
+from sglmt.http.control_handlers import control_routes
+from sglmt.http.errors import bad_request, unavailable
 from sglmt.http.generation_handlers import generation_routes, probe_submission
 from sglmt.http.info_handlers import info_routes
 from sglmt.http.limits import ModelLimits
 from sglmt.http.native.info import server_info_body
 from sglmt.http.server import HttpServer
 from sglmt.http.streams import Flusher
-from sglmt.ipc.addresses import http_worker_ipc
+from sglmt.ipc.addresses import CONTROL_SOCKET, http_worker_ipc
 from sglmt.ipc.state_page import HeaderWord, Phase, SlotWord
 from sglmt.messages.frame import Role
 from sglmt.messages.sampling import FinishReason, TokenLogprobs
@@ -45,6 +51,7 @@ from sglmt.tokenizer.chat_template import ChatTemplate
 from sglmt.tokenizer.loading import Tokenizer, load_chat_template, load_tokenizer
 from sglmt.tokenizer.model_info import ModelInfo
 from sglmt.workers.child import ChildContext
+from sglmt.workers.control_follower import ControlFollower
 from sglmt.workers.counters import FrameReceiver
 from sglmt.workers.frontend import Frontend
 from sglmt.workers.live_request import LiveRequest
@@ -73,6 +80,8 @@ class TokenizerWorker:
         self._limits_revision = -1
         self._worker_slots = [child.slot]
         self._stopping = asyncio.Event()
+        self._control = ControlFollower(child, self._apply_control)
+        self.frontend.confirm_control(self._control.state.version)
 
     # the loop
 
@@ -86,7 +95,7 @@ class TokenizerWorker:
         listen_fd = self._child.bootstrap.listen_fd
         if listen_fd is None:
             raise RuntimeError("a tokenizer worker needs the listening socket")
-        app = App(self, {**generation_routes(), **info_routes()}, self._child.slot, self._child.log)
+        app = App(self, {**generation_routes(), **info_routes(), **control_routes()}, self._child.slot, self._child.log)
         self._server = HttpServer(
             app,
             socket.socket(fileno=os.dup(listen_fd)),
@@ -132,6 +141,7 @@ class TokenizerWorker:
 
     def _tick(self) -> None:
         self._drain_inbox()
+        self._control.poll()
         self.frontend.tick()
         self.flusher.flush()
         slot = self._child.slot
@@ -139,6 +149,12 @@ class TokenizerWorker:
         slot[SlotWord.BACKLOG_BYTES] = self.frontend.unsent_bytes
         slot[SlotWord.DROPPED_MESSAGES] = self.frontend.dropped
         self._worker_slots = self._child.page.serving_slots(Role.TOKENIZER_WORKER)
+
+    def _apply_control(self, before: ControlState, after: ControlState) -> None:
+        """Confirm on the data path; adapters are names of models here."""
+        if self._limits is not None and after.adapters != before.adapters:
+            self._limits = replace(self._limits, adapters=tuple(after.adapters))
+        self.frontend.confirm_control(after.version)
 
     def _fail_what_waits_too_long(self) -> None:
         if not self._child.page.header(HeaderWord.READY):
@@ -227,9 +243,15 @@ class TokenizerWorker:
         """Made from the model and, once known, the scheduler's info."""
         arguments = self._child.reread_arguments()
         if self._limits is None or self._limits_revision != self._child.segment_revision:
-            self._limits = _limits(self.args, self.tokenizer.info, arguments.scheduler_info)
+            limits = _limits(self.args, self.tokenizer.info, arguments.scheduler_info)
+            self._limits = replace(limits, adapters=tuple(self._control.state.adapters))
             self._limits_revision = self._child.segment_revision
         return self._limits
+
+    @property
+    def weight_version(self) -> str:
+        """Name of the weights in use."""
+        return self._control.state.weight_version
 
     def why_not_ready(self) -> str | None:
         """None when requests can be served, else the reason."""
@@ -255,12 +277,33 @@ class TokenizerWorker:
         }
         return server_info_body(self.args, info, __version__, more)
 
+    async def change_control(self, change: ControlChange, deadline_s: float) -> ControlOutcome:
+        """Have the supervisor make a change everywhere. Raises ApiError (400 refused, 503 no answer)."""
+        command = Change(change=change, within_s=max(0.0, deadline_s - time.monotonic() - 0.5))
+        outcome = await self._ask_supervisor(command, deadline_s)
+        assert isinstance(outcome, ControlOutcome)
+        return outcome
+
+    async def internal_state(self, deadline_s: float) -> bytes:
+        """The body of `/get_internal_state`. Raises ApiError 503."""
+        snapshot = await self._ask_supervisor(Status(), deadline_s)
+        return msgspec.json.encode({"control": self._control.state, "instance": snapshot})
+
+    async def _ask_supervisor(self, command: Command, deadline_s: float) -> object:
+        try:
+            answer: object = await ask(self._child.run_dir / CONTROL_SOCKET, command, deadline_s)
+        except ServerSideError as error:
+            raise bad_request(str(error)) from None
+        except SglmtError as error:
+            raise unavailable(str(error), code="supervisor_silent") from None
+        return answer
+
     async def probe_engine(self, deadline_s: float) -> bool:
         """Whether one token came through every process before monotonic `deadline_s`."""
         sink = _ProbeSink()
         special = set(self.tokenizer.info.special_token_ids)
         token_id = next(i for i in range(self.tokenizer.vocab_size) if i not in special)
-        request = self.frontend.submit(probe_submission(self.frontend.next_key(), token_id), 0, 1, sink)
+        request = self.frontend.submit(probe_submission(self.frontend.next_key(), token_id), 0, 1, sink, False)
         try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline_s - time.monotonic()):
                 return await sink.done

@@ -120,7 +120,6 @@ def test_children_of_a_killed_supervisor_end_and_the_next_launch_cleans_up(make_
         wait_until(lambda: not any(map(psutil.pid_exists, children)), 5, "the children are gone")
     (stale,) = find_instances(str(base))
     assert not stale.alive
-    assert len(segments_of(killed.pid)) == 1
     (base / "t" / "w7.9").touch()
     with apart(make_args(port=port)) as (second, _):
         (found,) = find_instances(str(base))
@@ -143,6 +142,21 @@ def test_child_that_outlives_its_supervisor_is_ended_by_the_next_launch(make_arg
             "one child is left",
         )
     with apart(make_args(port=port)):  # the survivor held the listening socket
+        assert not psutil.pid_exists(survivor)
+    assert list(base.iterdir()) == []
+
+
+def test_what_a_killed_run_of_another_name_left_is_removed(make_args: MakeArgs, base: Path) -> None:
+    with apart(make_args(name="dead"), {"router": {"orphan": True}}) as (killed, children):
+        killed.kill()
+        killed.wait(5)
+        (survivor,) = wait_until(
+            lambda: left if len(left := list(filter(psutil.pid_exists, children))) == 1 else None,
+            5,
+            "one child is left",
+        )
+    with apart(make_args(name="alive")):
+        assert [found.record.name for found in find_instances(str(base))] == ["alive"]
         assert not psutil.pid_exists(survivor)
     assert list(base.iterdir()) == []
 

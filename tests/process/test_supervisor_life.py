@@ -89,8 +89,7 @@ def test_segment_holds_the_scheduler_information_in_its_second_revision(make_arg
     async def scenario() -> None:
         async with supervised(args) as running:
             await ready(running)
-            resources = running.supervisor._resources
-            assert resources is not None
+            resources = running.supervisor.resources
             claims = running.supervisor._claims
             assert claims is not None
             told, revision = read_arguments(resources.segment.name, claims.instance_id)
@@ -169,8 +168,7 @@ def test_not_ready_while_an_essential_process_is_missing(make_args: MakeArgs, ro
     async def scenario() -> None:
         async with supervised(make_args()) as running:
             await ready(running)
-            resources = running.supervisor._resources
-            assert resources is not None
+            resources = running.supervisor.resources
             assert resources.page.header(HeaderWord.READY) == 1
             pid = running.process(role).life.pid
             assert pid is not None
@@ -333,8 +331,7 @@ def test_first_signal_drains_in_order_second_kills(make_args: MakeArgs) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             if signals > 1:
                 await running.until(lambda: running.supervisor.verdict.state == "draining", 5, "draining")
-                resources = running.supervisor._resources
-                assert resources is not None
+                resources = running.supervisor.resources
                 assert resources.page.header(HeaderWord.READY) == 0
                 assert resources.page.header(HeaderWord.DRAIN_DEADLINE_NS) > 0
                 assert running.process("scheduler").life.state is State.RUNNING
@@ -412,8 +409,7 @@ def test_damaged_segment_is_written_again_before_a_spawn(make_args: MakeArgs) ->
     async def scenario() -> None:
         async with supervised(make_args()) as running:
             await ready(running)
-            resources = running.supervisor._resources
-            assert resources is not None
+            resources = running.supervisor.resources
             for damage in (lambda p: p.unlink(), lambda p: os.truncate(p, 10), lambda p: p.write_bytes(b"\xff" * 99)):
                 damage(resources.segment.path)
                 worker = running.process("tokenizer_worker:0")
@@ -445,8 +441,7 @@ def test_supervisor_publishes_its_heartbeat_and_the_mean_of_connections(make_arg
     async def scenario() -> None:
         async with supervised(make_args()) as running:
             await ready(running)
-            resources = running.supervisor._resources
-            assert resources is not None
+            resources = running.supervisor.resources
             for index, connections in ((0, 5), (1, 2)):
                 run = running.process(f"tokenizer_worker:{index}").run
                 assert run is not None

@@ -47,13 +47,14 @@ def leaks_since(before: Belongings) -> list[str]:
     """What is there that was not before, in words; what is just going away gets a moment to do so."""
     end_s = time.monotonic() + SETTLE_S
     while True:
-        left = _differences(before, take_stock())
+        left = differences(before, take_stock())
         if not left or time.monotonic() >= end_s:
             return left
         time.sleep(0.05)
 
 
-def _differences(before: Belongings, now: Belongings) -> list[str]:
+def differences(before: Belongings, now: Belongings) -> list[str]:
+    """What is there now and was not before, in words."""
     left = [f"process {_describe(pid)}" for pid, _start in sorted(now.processes - before.processes)]
     left += [f"descriptor {fd} -> {target}" for fd, target in sorted(now.fds - before.fds)]
     left += [f"shared memory {name}" for name in sorted(now.segments - before.segments)]

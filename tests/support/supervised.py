@@ -45,16 +45,15 @@ class Supervised:
 
     def process(self, name: str) -> ManagedProcess:
         """The managed process of this name."""
-        return self.supervisor._processes[name]
+        return next(p for p in self.supervisor.crew.everybody() if p.name == name)
 
     def pids(self) -> list[int]:
         """All children that run now."""
-        return [p.run.child.pid for p in self.supervisor._processes.values() if p.run is not None]
+        return sorted(self.supervisor.crew.pids()) if self.supervisor._crew is not None else []
 
     def generation(self, role: Role, index: int) -> int:
         """The one that is published in the state page."""
-        assert self.supervisor._resources is not None
-        return self.supervisor._resources.page.generation(role, index)
+        return self.supervisor.resources.page.generation(role, index)
 
     def said(self, words: str) -> bool:
         """Whether a line of the log contains these words."""

@@ -12,20 +12,22 @@ OWNER = "sglmt"
 
 
 def models_body(limits: ModelLimits, created_unix_s: int) -> bytes:
-    """The list of served models: one."""
-    return encode_json({"object": "list", "data": [_model(limits, created_unix_s)]})
+    """The list of served models: the model, and every adapter as a model of its own."""
+    names = (limits.model_name, *limits.adapters)
+    return encode_json({"object": "list", "data": [_model(name, limits, created_unix_s) for name in names]})
 
 
 def model_body(name: str, limits: ModelLimits, created_unix_s: int) -> bytes:
     """One model, by any of the names it is served under. Raises ApiError (404) for others."""
     if not limits.accepts(name):
         raise unknown_model(name, limits.model_name)
-    return encode_json(_model(limits, created_unix_s))
+    served = name if name in limits.adapters else limits.model_name
+    return encode_json(_model(served, limits, created_unix_s))
 
 
-def _model(limits: ModelLimits, created_unix_s: int) -> dict[str, Any]:
+def _model(name: str, limits: ModelLimits, created_unix_s: int) -> dict[str, Any]:
     return {
-        "id": limits.model_name,
+        "id": name,
         "object": "model",
         "created": created_unix_s,
         "owned_by": OWNER,

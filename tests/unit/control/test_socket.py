@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -71,7 +72,8 @@ class Running:
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(5)
             client.connect(str(self.path))
-            client.sendall(data)
+            with contextlib.suppress(BrokenPipeError):  # turned away before it could say anything
+                client.sendall(data)
             answer = b""
             while not answer.endswith(b"\n"):
                 try:

@@ -304,7 +304,6 @@ def test_an_embedding_is_answered_by_the_next_step() -> None:
         ("json_schema", {"json_schema": "{}"}),
         ("regex", {"regex": "a"}),
         ("ebnf", {"ebnf": "root ::= 'a'"}),
-        ("lora", {"lora_name": "x"}),
     ],
 )
 def test_what_it_cannot_do_is_refused_by_name(feature: str, change: dict[str, Any]) -> None:

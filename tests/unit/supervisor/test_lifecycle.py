@@ -43,9 +43,7 @@ from sglmt.supervisor.lifecycle import (
 from sglmt.supervisor.lifecycle_table import HISTORY_LENGTH, LIVE_STATES, TRANSITIONS, WAITING_STATES
 
 NAME = "tokenizer_worker:3"
-POLICY = RestartPolicy(
-    jitter=0.0, start_timeout_s=20.0, heartbeat_timeout_s=30.0, stop_grace_s=5.0, hung_grace_s=2.0
-)
+POLICY = RestartPolicy(jitter=0.0, start_timeout_s=20.0, heartbeat_timeout_s=30.0, stop_grace_s=5.0, hung_grace_s=2.0)
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
 A = TypeVar("A", bound=Action)
 

@@ -76,9 +76,7 @@ class World(RuleBasedStateMachine):
         self.fatal = False
         self.draw = 0.0
 
-    @initialize(
-        fatal_when_spent=st.booleans(), max_restarts=st.integers(0, 3), stable_s=st.sampled_from([0.0, 10.0])
-    )
+    @initialize(fatal_when_spent=st.booleans(), max_restarts=st.integers(0, 3), stable_s=st.sampled_from([0.0, 10.0]))
     def choose_policy(self, fatal_when_spent: bool, max_restarts: int, stable_s: float) -> None:
         policy = RestartPolicy(
             fatal_when_spent=fatal_when_spent,

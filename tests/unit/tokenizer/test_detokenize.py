@@ -219,6 +219,8 @@ def test_time_is_linear_on_output_that_never_becomes_text(kind: str) -> None:
         b'{"type":"CTC","pad_token":"<pad>","word_delimiter_token":"|","cleanup":true}',
         b'{"type":"BPEDecoder","suffix":"</w>"}',
         b'{"type":"Strip","content":" ","start":0,"stop":1}',
+        b'{"type":"Sequence","decoders":[{"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":0},'
+        b'{"type":"Replace","pattern":{"String":"_"},"content":" "}]}',
         b'{"type":"Replace","pattern":{"Regex":"a+"},"content":"b"}',
         b'{"type":"Sequence","decoders":[{"type":"Fuse"},{"type":"Strip","content":" ","start":0,"stop":1}]}',
     ],

@@ -22,6 +22,7 @@ from sglmt.tokenizer.gguf_metadata import GgufMetadata
 from sglmt.tokenizer.gguf_tokenizer import build_tokenizer
 from sglmt.tokenizer.loading import load_tokenizer
 from sglmt.tokenizer.model_info import ModelInfo
+from sglmt.tokenizer.pre_tokenizers import known_names, pre_tokenization
 from sglmt.tokenizer.resolve import resolve_model
 
 
@@ -64,6 +65,9 @@ def test_gguf_byte_level(tmp_path: Path) -> None:
         assert tokenizer.encode(text, add_special_tokens=False) == ids
         assert tokenizer.encode(text) == [0, *ids, 1]
         assert tokenizer.decode(ids) == text
+    user_defined = tokenizer.encode("two words é", add_special_tokens=False)
+    assert len(user_defined) == 1
+    assert tokenizer.decode(user_defined) == "two words é"  # not special
     assert info.chat_template_file is not None
     assert "tool" in Path(info.chat_template_file).read_text()
 
@@ -89,6 +93,26 @@ def test_gguf_of_a_real_tokenizer_gives_the_same_ids(package: str, kind: str, pr
         ids = built.encode(text, add_special_tokens=False).ids
         assert ids == library.encode(text, add_special_tokens=False).ids
         assert built.decode(ids) == library.decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gpt-2", ["a", "Ġ12", "'s", "Ġx"]),
+        ("smollm", ["a", "Ġ", "1", "2", "'s", "Ġx"]),
+        ("llama-bpe", ["a", "Ġ", "12", "'s", "Ġx"]),
+        ("qwen2", ["a", "Ġ", "1", "2", "'s", "Ġx"]),
+    ],
+)
+def test_how_families_split_digits(name: str, words: list[str]) -> None:
+    split = pre_tokenization(name)
+    assert split is not None
+    assert [word for word, _ in split.pre_tokenizer.pre_tokenize_str("a 12's x")] == words
+
+
+def test_every_known_pre_tokenizer_is_one() -> None:
+    assert all(pre_tokenization(name) is not None for name in known_names())
+    assert pre_tokenization("default") is None
 
 
 def test_tokens_written_alike_keep_their_ids_apart() -> None:
@@ -138,7 +162,7 @@ def test_huggingface_directory(tmp_path: Path) -> None:
     model = write_hf(
         tmp_path / "model",
         library,
-        generation_config={"eos_token_id": [2, 0], "temperature": 0.6, "top_k": 20, "do_sample": True},
+        generation_config={"eos_token_id": [2, 0, 5000], "temperature": 0.6, "top_k": 20, "do_sample": True},
         tokenizer_config={
             "bos_token": {"content": "<s>"},
             "eos_token": "</s>",

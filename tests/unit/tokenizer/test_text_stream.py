@@ -113,10 +113,12 @@ def test_a_stop_string_may_be_completed_by_the_end(smollm: Tokenizer) -> None:
 def test_a_bad_id_costs_nothing_but_its_push(smollm: Tokenizer, stops: tuple[str, ...]) -> None:
     """Field case 21."""
     request = RequestText(smollm.table, stops)
-    good = smollm.encode("well then")
+    good = smollm.encode("龘 well z")
     with pytest.raises(TokenIdError):
-        request.push([*good, 999_999_999])
+        request.push([good[0], 999_999_999])
+    with pytest.raises(TokenIdError):
+        request.push([*good, -1])
     with pytest.raises(TokenIdError):
         request.push_one(-1)
     assert request.push([]) == ""
-    assert request.push(good) + request.finish() == "well then"
+    assert request.push(good) + request.finish() == "龘 well z"

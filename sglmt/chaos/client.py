@@ -1,0 +1,149 @@
+"""One HTTP request on a connection of its own, as cheap as a client can be. Runs in the chaos command.
+
+What arrives is only collected; it is looked at when the server has closed the connection. So 256 streams cost
+their client little more than the kernel's part, and a connection that ends early is told from one that ended well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import msgspec
+
+
+class ExchangeError(Exception):
+    """The server's answer did not arrive whole."""
+
+
+class ConnectionFailed(ExchangeError):
+    """Refused, reset, or closed before the end of the answer. `local_port` is 0 when there was no connection."""
+
+    def __init__(self, message: str, local_port: int = 0) -> None:
+        super().__init__(message)
+        self.local_port = local_port
+
+
+class Hang(ExchangeError):
+    """No end of the answer by the deadline."""
+
+
+@dataclass(frozen=True)
+class HttpAnswer:
+    """Status and whole body; `local_port` tells which connection it was."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    local_port: int
+
+
+class Exchange(asyncio.Protocol):
+    """Sends one request, collects everything until the connection ends."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self._transport: asyncio.Transport | None = None
+        self.received = bytearray()
+        self.local_port = 0
+        self.last_data_s = time.monotonic()
+        self.ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.local_port = int(transport.get_extra_info("sockname")[1])
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        self.last_data_s = time.monotonic()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(exc)
+
+    def abort(self) -> None:
+        """Drop the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Client:
+    """Requests to one server. `open_exchanges` are those under way."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        self._host, self._port = parts.hostname, parts.port
+        self.open_exchanges: set[Exchange] = set()
+
+    async def post(self, path: str, body: dict[str, object], deadline_s: float) -> HttpAnswer:
+        """The answer, by monotonic `deadline_s`. Raises ConnectionFailed or Hang, naming how much had come."""
+        payload = msgspec.json.encode(body)
+        head = (
+            f"POST {path} HTTP/1.1\r\nhost: {self._host}:{self._port}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(payload)}\r\nconnection: close\r\n\r\n"
+        )
+        loop = asyncio.get_running_loop()
+        request = head.encode() + payload
+        exchange: Exchange | None = None
+        try:
+            async with asyncio.timeout_at(loop.time() + deadline_s - time.monotonic()):
+                _, exchange = await loop.create_connection(lambda: Exchange(request), self._host, self._port)
+                self.open_exchanges.add(exchange)
+                error = await exchange.ended
+        except OSError as failed:
+            raise ConnectionFailed(f"{path}: cannot connect: {failed}") from failed
+        except TimeoutError:
+            raise Hang(_hang(path, exchange)) from None
+        finally:
+            if exchange is not None:
+                self.open_exchanges.discard(exchange)
+                exchange.abort()
+        return parse_answer(bytes(exchange.received), exchange.local_port, error)
+
+
+def _hang(path: str, exchange: Exchange | None) -> str:
+    if exchange is None:
+        return f"{path}: no connection by the deadline"
+    silent_s = time.monotonic() - exchange.last_data_s
+    return f"{path}: no end by the deadline; {len(exchange.received)} bytes came, the last {silent_s:.1f} s ago"
+
+
+def parse_answer(data: bytes, local_port: int, error: Exception | None = None) -> HttpAnswer:
+    """The answer in everything a connection brought. Raises ConnectionFailed, with `local_port`, when it is cut."""
+    head, separator, rest = data.partition(b"\r\n\r\n")
+    if not separator:
+        raise ConnectionFailed(f"closed after {len(data)} bytes, before the headers ({error})", local_port)
+    status_line, *lines = head.decode("latin-1").split("\r\n")
+    headers = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        headers[name.lower()] = value.strip()
+    if headers.get("transfer-encoding") == "chunked":
+        body, whole = _dechunk(rest)
+    else:
+        body, whole = rest, len(rest) == int(headers.get("content-length", len(rest)))
+    if not whole:
+        raise ConnectionFailed(f"cut after {len(data)} bytes, in the body ({error})", local_port)
+    return HttpAnswer(int(status_line.split()[1]), headers, body, local_port)
+
+
+def _dechunk(data: bytes) -> tuple[bytes, bool]:
+    """(body, whether its end was there) of a chunked body."""
+    parts: list[bytes] = []
+    at = 0
+    while (end := data.find(b"\r\n", at)) >= 0:
+        size = int(data[at:end], 16)
+        if size == 0:
+            return b"".join(parts), True
+        part = data[end + 2 : end + 2 + size]
+        parts.append(part)
+        at = end + 2 + size + 2
+        if len(part) < size:
+            break
+    return b"".join(parts), False

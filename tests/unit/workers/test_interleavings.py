@@ -1,0 +1,324 @@
+"""Any interleaving, any loss: every request ends with exactly what an undisturbed run gives, and nothing is left.
+
+Real scheduler (with the simulator), detokenizers, router and frontends; the network, the clock and the deaths are
+hypothesis's. It delivers, loses, repeats and delays frames, lets processes run one turn at a time in any order, and
+kills and restarts them; afterwards there is quiet, and everything must come right by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from reference import VOCAB, expected, simulator
+from wired import STEP_S, UNEXPLAINED, CheckedSink, Life, World
+
+from sglmt.ipc.state_page import SlotWord
+from sglmt.messages.columns import pack
+from sglmt.messages.frame import Role
+from sglmt.messages.sampling import LogprobSpec, SamplingParams, TextSpec
+from sglmt.messages.to_scheduler import TokenizedGenerateReqInput
+from sglmt.server_args import ServerArgs
+from sglmt.workers.live_request import LiveRequest
+
+QUIET_ROUNDS = 400
+SETTLE_ROUNDS = 100
+SETTLE_STEP_S = 0.25
+
+
+class EngineDied(BaseException):
+    """The engine takes the whole scheduler with it."""
+
+
+class Asked:
+    """One request of the test."""
+
+    def __init__(self, life: Life, request: LiveRequest, sink: CheckedSink, rid: str) -> None:
+        self.life, self.request, self.sink, self.rid = life, request, sink, rid
+        self.may_be_aborted = False  # by rid: whether the abort arrives is the network's matter
+        self.may_be_duplicate = False
+
+
+class Interleavings(RuleBasedStateMachine):
+    """See the module."""
+
+    world: World
+
+    @initialize(multi=st.booleans(), bad_ids=st.sampled_from([0, 0, 1]), slots=st.sampled_from([1, 3, 16]))
+    def launch(self, multi: bool, bad_ids: int, slots: int) -> None:
+        """Multi mode with two of everything, or single mode."""
+        self.directory = Path(tempfile.mkdtemp())
+        args = ServerArgs(
+            workers=2 if multi else 1,
+            detokenizers=2 if multi else 1,
+            engine="simulator",
+            max_running_requests=slots,
+            max_resubmits=1000,
+        )
+        self.world = World(self.directory, args, bad_ids)
+        self.bad_ids = bad_ids
+        self.asked: list[Asked] = []
+        self.engine_deaths = 0
+        self.prompts = 0
+
+    # requests
+
+    @rule(
+        worker=st.integers(0, 1),
+        tokens=st.integers(0, 12),
+        n=st.sampled_from([1, 1, 2]),
+        stop=st.sampled_from([(), (), ("ab",), ("bca", "a\n"), ("é", "cabab"), ("鑫", "b ", "\ufffd")]),
+        keep=st.booleans(),
+        stop_ids=st.sampled_from([(), (), (7, 8)]),
+        logprobs=st.booleans(),
+        confirm=st.booleans(),
+        again=st.booleans(),
+    )
+    def submit(
+        self,
+        worker: int,
+        tokens: int,
+        n: int,
+        stop: tuple[str, ...],
+        keep: bool,
+        stop_ids: tuple[int, ...],
+        logprobs: bool,
+        confirm: bool,
+        again: bool,
+    ) -> None:
+        """One request with `n` answers; `again` uses the rid of the latest one once more."""
+        worker %= self.world.args.workers
+        life = self.world.current.get((Role.TOKENIZER_WORKER, worker))
+        if life is None:
+            return
+        frontend = life.machine.frontend
+        keys = [frontend.next_key() for _ in range(n)]
+        rid = self.asked[-1].rid if again and self.asked else f"r{len(self.asked)}"
+        for key in keys:
+            self.prompts += 1
+            submission = TokenizedGenerateReqInput(
+                key=key,
+                attempt=1,
+                rid=rid,
+                group=keys[0],
+                input_ids=pack("I", [1 + self.prompts % (VOCAB - 1), 2, 1 + self.prompts // VOCAB]),
+                sampling=SamplingParams(max_new_tokens=tokens, stop_token_ids=stop_ids),
+                text=TextSpec(stop=stop, no_stop_trim=keep),
+                logprobs=LogprobSpec() if logprobs else None,
+                confirm_admission=confirm,
+            )
+            sink = CheckedSink(expected(submission, simulator(self.world.clock, bad_ids=self.bad_ids)))
+            one = Asked(life, frontend.submit(submission, 0, 3, sink), sink, rid)
+            one.may_be_duplicate = again
+            self.asked.append(one)
+
+    @precondition(lambda self: self.asked)
+    @rule(which=st.integers(0, 50))
+    def cancel(self, which: int) -> None:
+        """The client leaves."""
+        one = self.asked[which % len(self.asked)]
+        if one.life in self.world.lives() and one.sink.finish is None:
+            one.life.machine.frontend.cancel([one.request])
+            one.sink.gone = True
+
+    @precondition(lambda self: self.asked)
+    @rule(which=st.integers(0, 50), worker=st.integers(0, 1))
+    def abort_by_rid(self, which: int, worker: int) -> None:
+        """Somebody, through any worker, ends a request by its rid."""
+        one = self.asked[which % len(self.asked)]
+        life = self.world.current.get((Role.TOKENIZER_WORKER, worker % self.world.args.workers))
+        if life is not None:
+            life.machine.frontend.abort_by_rid(one.rid, False)
+            for other in self.asked:
+                other.may_be_aborted |= other.rid == one.rid
+
+    # the network
+
+    def _link(self, which: int):  # type: ignore[no-untyped-def]
+        links = self.world.network.busy()
+        return links[which % len(links)] if links else None
+
+    @rule(which=st.integers(0, 30), frames=st.integers(1, 8))
+    def deliver(self, which: int, frames: int) -> None:
+        """Some frames of one link arrive."""
+        link = self._link(which)
+        while link is not None and link.frames and frames:
+            self.world.network.deliver(link)
+            frames -= 1
+
+    @rule(which=st.integers(0, 30), position=st.integers(0, 3))
+    def lose(self, which: int, position: int) -> None:
+        """A frame is lost."""
+        link = self._link(which)
+        if link is not None and position < len(link.frames):
+            del link.frames[position]
+
+    @rule(which=st.integers(0, 30))
+    def repeat(self, which: int) -> None:
+        """A frame arrives twice."""
+        link = self._link(which)
+        if link is not None:
+            link.frames.insert(1, link.frames[0])
+
+    @rule(which=st.integers(0, 30), blocked=st.booleans())
+    def block(self, which: int, blocked: bool) -> None:
+        """A peer takes nothing for a while."""
+        links = list(self.world.network.links.values())
+        if links:
+            links[which % len(links)].blocked = blocked
+
+    # time and turns
+
+    @rule(step_s=st.sampled_from([0.001, 0.02, 0.06, 0.5, 1.1]))
+    def pass_time(self, step_s: float) -> None:
+        """The clock goes on."""
+        self.world.clock.now_s += step_s
+
+    @rule(which=st.integers(0, 10), housekeeping=st.booleans())
+    def turn(self, which: int, housekeeping: bool) -> None:
+        """One process runs one turn."""
+        lives = list(self.world.lives())
+        if lives:
+            lives[which % len(lives)].machine.turn(housekeeping)
+
+    @rule(rounds=st.integers(1, 8))
+    def flow(self, rounds: int) -> None:
+        """Undisturbed time for those that live."""
+        self.world.flow(rounds)
+
+    # deaths
+
+    @rule(place=st.sampled_from([(Role.SCHEDULER, 0), (Role.ROUTER, 0), (Role.DETOKENIZER, 0), (Role.DETOKENIZER, 1)]))
+    def kill(self, place: tuple[Role, int]) -> None:
+        """A process that holds no connection dies."""
+        if place in self.world.current:
+            self.world.kill(*place)
+
+    @rule(index=st.integers(0, 1))
+    def kill_worker(self, index: int) -> None:
+        """A worker dies with its connections."""
+        life = self.world.current.get((Role.TOKENIZER_WORKER, index))
+        if life is not None:
+            self.world.kill(Role.TOKENIZER_WORKER, index)
+            for one in self.asked:
+                one.sink.gone |= one.life is life
+
+    @rule(index=st.integers(0, 1))
+    def roll_worker(self, index: int) -> None:
+        """A worker is replaced; two lives of its index coexist."""
+        if (Role.TOKENIZER_WORKER, index) in self.world.current and len(self.world.leaving) < 3:
+            self.world.roll_worker(index)
+
+    @rule(which=st.integers(0, 10))
+    def restart(self, which: int) -> None:
+        """One of the dead is back."""
+        dead = [place for place in self.world.places() if place not in self.world.current]
+        if dead:
+            self.world.start(*dead[which % len(dead)])
+
+    @precondition(lambda self: not self.engine_deaths)
+    @rule()
+    def engine_dies(self) -> None:
+        """The next step of the engine takes the scheduler with it: its requests become suspects."""
+        life = self.world.current.get((Role.SCHEDULER, 0))
+        if life is None or not life.machine._engine.has_work():
+            return
+        self.engine_deaths += 1
+
+        def die() -> None:
+            raise EngineDied
+
+        life.machine._engine.step = die
+        self.world.clock.now_s += STEP_S
+        with pytest.raises(EngineDied):
+            life.machine.turn(False)
+        self.world.kill(Role.SCHEDULER, 0)
+        self.world.start(Role.SCHEDULER, 0)
+
+    # what must hold
+
+    @invariant()
+    def nothing_unexplained(self) -> None:
+        """No message without address, none that cannot be read."""
+        if hasattr(self, "world"):
+            self.world.reap_leavers()
+            for word in UNEXPLAINED:
+                assert self.world.counter(word) == 0, word.name
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        try:
+            self._come_to_rest()
+            self._check_answers()
+            self._check_nothing_left()
+        finally:
+            self.world.close()
+            shutil.rmtree(self.directory)
+
+    def _come_to_rest(self) -> None:
+        world = self.world
+        for link in world.network.links.values():
+            link.blocked = False
+        for place in world.places():
+            if place not in world.current:
+                world.start(*place)
+        for _ in range(QUIET_ROUNDS):
+            world.flow(1)
+            if not any(life.machine.frontend.live for life in self._workers()):
+                break
+        world.flow(SETTLE_ROUNDS, SETTLE_STEP_S)
+        world.reap_leavers()
+        world.flow(2)
+
+    def _workers(self) -> list[Life]:
+        return [life for life in self.world.lives() if life.child.role is Role.TOKENIZER_WORKER]
+
+    def _check_answers(self) -> None:
+        for one in self.asked:
+            finish = one.sink.finish
+            if one.sink.gone:
+                continue
+            if one.may_be_duplicate and finish is not None and finish.code == "duplicate_rid":
+                continue
+            if one.may_be_aborted and finish is not None and finish.code == "aborted":
+                continue
+            one.sink.check_complete()
+
+    def _check_nothing_left(self) -> None:
+        world = self.world
+        scheduler = world.current[Role.SCHEDULER, 0].machine
+        ledger = scheduler._ledger
+        assert ledger.records == {}
+        assert ledger._by_life == {}
+        assert ledger._group_of_rid == {}
+        assert scheduler._running == {}
+        assert scheduler._unmoved == set()
+        assert scheduler._deadlines == {}
+        assert scheduler._trial is None
+        assert len(scheduler._queue) == 0
+        assert not scheduler._engine.has_work()
+        assert not scheduler._emitter.has_unsent()
+        for (role, _index), life in world.current.items():
+            if role is Role.DETOKENIZER:
+                assert len(life.machine._texts) == 0
+                assert life.machine._texts._ended == {}
+            if role is Role.TOKENIZER_WORKER:
+                assert life.machine.frontend.live == {}
+                assert life.child.slot[SlotWord.IN_FLIGHT] == 0
+
+
+TestInterleavings = Interleavings.TestCase
+TestInterleavings.settings = settings(
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize="CI" in os.environ,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
