@@ -234,6 +234,7 @@ class SchedulerInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_total_tokens: int | None
     capabilities: dict[str, str]  # feature → exact | approximate | refused
     is_simulator: bool
+    embedding_dimensions: int | None = None  # numbers in a vector; None: no embeddings
 
 
 def flags() -> list[tuple[str, Flag]]:

@@ -58,8 +58,8 @@ class Capability:
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine says of itself. `capabilities` maps a feature to exact, approximate or refused:
 
-    features: temperature top_p top_k min_p penalties seed stop_token_ids min_new_tokens logit_bias
-    json_schema regex ebnf chosen_logprobs top_logprobs token_ids_logprobs prompt_logprobs embeddings lora; and
+    features: generation embeddings temperature top_p top_k min_p penalties seed stop_token_ids min_new_tokens
+    logit_bias json_schema regex ebnf chosen_logprobs top_logprobs token_ids_logprobs prompt_logprobs lora; and
     `continue.<feature>` for continuing after a crash: greedy, sampled, seed, penalties, grammar, logprobs.
     """
 
@@ -70,6 +70,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_total_tokens: int | None
     capabilities: dict[str, str]
     is_simulator: bool = False
+    embedding_dimensions: int | None = None  # numbers in a vector; None: no embeddings
 
 
 class Engine(Protocol):

@@ -29,6 +29,8 @@ class EngineModel(Protocol):
     def eos_token_ids(self) -> Sequence[int]: ...
     @property
     def special_token_ids(self) -> Sequence[int]: ...
+    @property
+    def is_embedding(self) -> bool: ...
 
 
 def make_engine(args: ServerArgs, model: EngineModel, cache_dir: Path) -> Engine:
@@ -49,6 +51,15 @@ def make_engine(args: ServerArgs, model: EngineModel, cache_dir: Path) -> Engine
             step_s=args.simulator_step_ms / 1000.0,
             seed=args.simulator_seed,
             script=args.simulator_script(),
+        )
+    if model.is_embedding:
+        from sglmt.engines.openvino_embedding import open_embedding_engine
+
+        return open_embedding_engine(
+            model.model_path,
+            vocab_size=model.vocab_size,
+            context_length=effective_context_length(args, model),
+            threads=args.engine_threads or default_threads(),
         )
     from sglmt.engines.openvino import OpenVinoEngine
 

@@ -28,6 +28,7 @@ from sglmt.messages.sampling import TokenLogprobs
 _NAME = "openvino"
 
 _EXACT = (
+    "generation",
     "temperature",
     "top_p",
     "top_k",

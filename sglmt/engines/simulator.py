@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from sglmt import __version__
 from sglmt.engines.base import Capability, EngineInfo, EngineOutput, EngineRequest
 from sglmt.engines.token_source import (
+    EMBEDDING_DIMENSIONS,
     INCREMENT,
     MASK,
     MULTIPLIER,
@@ -37,7 +38,7 @@ _CAPABILITIES = {
     **dict.fromkeys(("temperature", "top_p", "top_k", "min_p", "penalties", "logit_bias"), Capability.APPROXIMATE),
     **dict.fromkeys(("chosen_logprobs", "top_logprobs", "token_ids_logprobs", "prompt_logprobs"), Capability.EXACT),
     **dict.fromkeys(
-        ("seed", "stop_token_ids", "min_new_tokens", "embeddings", "lora", "update_weights"), Capability.EXACT
+        ("generation", "seed", "stop_token_ids", "min_new_tokens", "embeddings", "lora", "update_weights"), Capability.EXACT
     ),
     **dict.fromkeys(("json_schema", "regex", "ebnf"), Capability.REFUSED),
     **dict.fromkeys(
@@ -110,6 +111,7 @@ class SimulatorEngine:
             max_total_tokens=max_total_tokens,
             capabilities=dict(_CAPABILITIES),
             is_simulator=True,
+            embedding_dimensions=EMBEDDING_DIMENSIONS,
         )
 
     def info(self) -> EngineInfo:

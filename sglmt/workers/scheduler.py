@@ -115,6 +115,7 @@ class Scheduler:
             max_total_tokens=info.max_total_tokens,
             capabilities=info.capabilities,
             is_simulator=info.is_simulator,
+            embedding_dimensions=info.embedding_dimensions,
         )
 
     def _next_step_at_s(self) -> float | None:

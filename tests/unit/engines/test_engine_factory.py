@@ -23,6 +23,7 @@ class Model(NamedTuple):
     vocab_size: int = 20
     eos_token_ids: tuple[int, ...] = (2,)
     special_token_ids: tuple[int, ...] = (0, 1, 2)
+    is_embedding: bool = False
 
 
 def test_the_simulator_gets_its_flags_and_needs_no_model_file(tmp_path: Path) -> None:
