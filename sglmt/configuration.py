@@ -53,10 +53,11 @@ def load(
         for field, origin, raw in source:
             values[field] = convert(field, raw, origin)
             origins[field] = origin
-    if key_file := values.get("api_key_file"):
-        keys = (*values.get("api_key", ()), *read_key_file(key_file, origins["api_key_file"]))
-        values["api_key"] = tuple(dict.fromkeys(keys))
-        origins.setdefault("api_key", origins["api_key_file"])
+    for field, file_field in (("api_key", "api_key_file"), ("admin_key", "admin_key_file")):
+        if key_file := values.get(file_field):
+            keys = (*values.get(field, ()), *read_key_file(key_file, origins[file_field]))
+            values[field] = tuple(dict.fromkeys(keys))
+            origins.setdefault(field, origins[file_field])
     args = ServerArgs(**values)
     try:
         args.validate()
@@ -104,7 +105,7 @@ def expectation(field: str, flag: Flag) -> str:
 
 
 def read_key_file(path: str, origin: str) -> tuple[str, ...]:
-    """API keys, one a line; empty lines and lines that begin with `#` are skipped. Raises ConfigError."""
+    """Keys, one a line; empty lines and lines that begin with `#` are skipped. Raises ConfigError."""
     try:
         with open(path, "rb") as file:
             content = file.read(MAX_KEY_FILE_BYTES + 1)
@@ -138,7 +139,7 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[list[tuple[str, s
             warnings.append(f"{variable}: no such option, ignored{_nearest(variable, list(fields))}")
         elif text:
             raw: Any = text
-            if field == "api_key":
+            if _hint(field) == tuple[str, ...]:
                 raw = tuple(key.strip() for key in text.split(",") if key.strip())
             values.append((field, variable, raw))
     return values, warnings

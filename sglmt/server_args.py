@@ -52,6 +52,17 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # listening
     host: Annotated[str, Flag("Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Flag("Port to listen on; 0: any free one.", minimum=0, maximum=65535)] = 30000
+    ssl_certfile: Annotated[
+        str | None, Flag("PEM file with the certificate chain: serve HTTPS. May hold the key too.")
+    ] = None
+    ssl_keyfile: Annotated[str | None, Flag("PEM file with the key of --ssl-certfile.")] = None
+    keep_alive_timeout: Annotated[
+        float, Flag("Seconds an idle connection is kept open.", minimum=1, maximum=86400)
+    ] = 75.0
+    receive_timeout: Annotated[
+        float,
+        Flag("Seconds the headers of a request, and then its body, may take to arrive.", minimum=1, maximum=86400),
+    ] = 60.0
     # model
     model_path: Annotated[
         str | None, Flag("GGUF file or Hugging Face directory. Default: the shipped SmolLM2-135M-Instruct.")
@@ -141,6 +152,19 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         tuple[str, ...], Flag("Key clients must send; may be repeated. Better: the environment.", secret=True)
     ] = ()
     api_key_file: Annotated[str | None, Flag("File with one API key a line.")] = None
+    admin_key: Annotated[
+        tuple[str, ...],
+        Flag("Key for the control routes, where API keys are not enough then; may be repeated.", secret=True),
+    ] = ()
+    admin_key_file: Annotated[str | None, Flag("File with one admin key a line.")] = None
+    cors_origin: Annotated[
+        tuple[str, ...],
+        Flag("Site whose pages may call this API (https://host), or *; may be repeated.", metavar="ORIGIN"),
+    ] = ()
+    allowed_host: Annotated[
+        tuple[str, ...],
+        Flag("Host name that is answered (*.name: all below it); may be repeated. Default: any.", metavar="HOST"),
+    ] = ()
     # telling
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Flag("Least severe line that is logged.")
@@ -154,6 +178,11 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def mode(self) -> Literal["single", "multi"]:
         """Single mode has one worker, no router and no split."""
         return "single" if self.workers == 1 and self.router == "auto" else "multi"
+
+    @property
+    def url_scheme(self) -> Literal["http", "https"]:
+        """How clients reach the port."""
+        return "http" if self.ssl_certfile is None else "https"
 
     @property
     def model_name(self) -> str:
@@ -180,13 +209,32 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for path, flag_name in (
             (self.chat_template, "--chat-template"),
             (self.api_key_file, "--api-key-file"),
+            (self.admin_key_file, "--admin-key-file"),
         ):
             if path is not None and not Path(path).is_file():
                 raise ConfigError(f"{flag_name} {path!r}: no such file")
         if self.model_path is not None and not Path(self.model_path).exists():
             raise ConfigError(f"--model-path {self.model_path!r}: no such file or directory")
-        if any(not key or key != key.strip() for key in self.api_key):
-            raise ConfigError("--api-key: a key must not be empty or begin or end with white space")
+        for flag_name, keys in (("--api-key", self.api_key), ("--admin-key", self.admin_key)):
+            if any(not key or key != key.strip() for key in keys):
+                raise ConfigError(f"{flag_name}: a key must not be empty or begin or end with white space")
+        self._check_access()
+
+    def _check_access(self) -> None:
+        for origin in self.cors_origin:
+            if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[A-Za-z0-9.:\[\]-]+", origin):
+                raise ConfigError(
+                    f"--cors-origin {origin!r}: * or scheme://host[:port] is expected, without a path"
+                )
+        for host in self.allowed_host:
+            if not re.fullmatch(r"\*|(\*\.)?[A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]+\]", host):
+                raise ConfigError(f"--allowed-host {host!r}: a host name without a port is expected")
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ConfigError(f"--ssl-keyfile {self.ssl_keyfile!r}: needs --ssl-certfile")
+        if self.ssl_certfile is not None:
+            from sglmt.tls import server_context
+
+            server_context(self.ssl_certfile, self.ssl_keyfile)
 
     def simulator_script(self) -> tuple[int, ...] | None:
         """The ids of `--simulator-tokens`. Raises ConfigError for anything but integers."""
@@ -202,7 +250,7 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def without_secrets(self) -> ServerArgs:
         """The same with every secret option at its default: what may be written to shared memory."""
-        return msgspec.structs.replace(self, api_key=())
+        return msgspec.structs.replace(self, api_key=(), admin_key=())
 
     def redacted(self) -> dict[str, Any]:
         """All options for people to see, secrets replaced."""

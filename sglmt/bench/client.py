@@ -104,6 +104,7 @@ class Answer:
     gaps_s: list[float] = field(default_factory=list)
     events: int = 0
     text: str = ""
+    body: bytes = b""  # of an answer that is not a stream
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
 
@@ -124,6 +125,7 @@ class _Reader(asyncio.Protocol):
     def __init__(self) -> None:
         self._parser: Any = None
         self._done: asyncio.Future[None] | None = None
+        self._ends_with_connection = False
         self.answer = Answer()
         self.lost = False
         self.reusable = True
@@ -136,6 +138,8 @@ class _Reader(asyncio.Protocol):
         self._last_s = 0.0
         self._body = bytearray()
         self._texts: list[str] = []
+        self._events = False
+        self._ends_with_connection = True
         self._parser = httptools.HttpResponseParser(self)
         self._done = asyncio.get_running_loop().create_future()
         return self._done
@@ -147,6 +151,11 @@ class _Reader(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, AttributeError) as error:
             self._finish(f"not an HTTP answer: {error}")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """From the parser."""
+        if name.lower() in (b"content-length", b"transfer-encoding"):
+            self._ends_with_connection = False
 
     def on_headers_complete(self) -> None:
         """From the parser."""
@@ -199,13 +208,16 @@ class _Reader(asyncio.Protocol):
             self._finish(f"HTTP {self.answer.status}: {bytes(self._body[:300]).decode(errors='replace')}")
             return
         if not self._stream:
-            self._take(bytes(self._body))
+            self.answer.body = bytes(self._body)
+            self._take(self.answer.body)
             self.answer.first_token_s = self._now_s
         self._finish(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """From the transport."""
         self.lost = True
+        if exc is None and self.answer.status and self._ends_with_connection:
+            self.on_message_complete()
         self._finish("the connection broke before the answer was complete")
 
     def _finish(self, error: str | None) -> None:
@@ -248,9 +260,9 @@ class Connection:
     async def get(self, path: str) -> bytes:
         """The body of a GET. Raises SglmtError, naming the path, when it is not answered with 200."""
         answer = await self.request(path, b"", stream=False, method="GET")
-        if answer.status != 200 or self._reader is None and not answer.status:
-            raise SglmtError(f"GET {path}: {answer.error or answer.status}")
-        return self._last_body
+        if answer.status != 200:
+            raise SglmtError(f"GET {path}: {answer.error}")
+        return answer.body
 
     async def _open(self) -> tuple[_Reader, asyncio.WriteTransport]:
         if self._reader is not None and self._transport is not None and not self._reader.lost:

@@ -164,8 +164,8 @@ class Ledger:
             self._group_of_rid[record.rid] = (group, count - 1)
 
     def lives(self) -> list[int]:
-        """Worker lives with records."""
-        return list(self._by_life)
+        """Worker lives something is known of."""
+        return list(self._by_life.keys() | self._list_numbers.keys())
 
     def of_life(self, life: int) -> list[Record]:
         """All records of a worker life."""

@@ -1,8 +1,9 @@
 """The worker's side of delivery: the requests it still waits for, and when to say so. Pure.
 
 The worker names its live requests to the scheduler when a peer's generation changed, and regularly while
-there are any (and once more after the last one ended, so that the scheduler can forget). An answer that names
-a request as unknown makes the worker submit it again under a higher attempt, with what it has received.
+there are any (and once more after the last one ended, so that the scheduler can forget; in case that list was
+lost, now and then without any, and soon when rows still come). An answer that names a request as unknown makes
+the worker submit it again under a higher attempt, with what it has received.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 LIST_INTERVAL_S = 1.0
+IDLE_LIST_INTERVAL_S = 10.0
 MIN_LIST_GAP_S = 0.02
 
 
@@ -28,7 +30,7 @@ class ListClock:
     def __init__(self) -> None:
         self._number = 0
         self._last_sent_s = float("-inf")
-        self._last_named_any = False
+        self._scheduler_may_know_some = False
         self._seen: PeerGenerations | None = None
         self._urgent = False
 
@@ -41,21 +43,25 @@ class ListClock:
         """Something is missing: send a list soon."""
         self._urgent = True
 
+    def mark_late_row(self) -> None:
+        """A row came for a request nobody waits for: the scheduler has not heard that it is over."""
+        self._scheduler_may_know_some = True
+
     def is_due(self, now_s: float, peers: PeerGenerations, live: int) -> bool:
         """Whether a list should be sent now, with `live` requests waiting."""
         if peers != self._seen:
             self._seen = peers
             self._urgent = True
-        if not live and not self._last_named_any:
-            self._urgent = False
-            return False
         elapsed_s = now_s - self._last_sent_s
+        if not live and not self._scheduler_may_know_some:
+            self._urgent = False
+            return elapsed_s >= IDLE_LIST_INTERVAL_S
         return elapsed_s >= LIST_INTERVAL_S or (self._urgent and elapsed_s >= MIN_LIST_GAP_S)
 
     def sent(self, now_s: float, live: int) -> None:
         """A list naming `live` requests was sent."""
         self._last_sent_s = now_s
-        self._last_named_any = live > 0
+        self._scheduler_may_know_some = live > 0
         self._urgent = False
 
 

@@ -59,8 +59,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine says of itself. `capabilities` maps a feature to exact, approximate or refused:
 
     features: generation embeddings temperature top_p top_k min_p penalties seed stop_token_ids min_new_tokens
-    logit_bias json_schema regex ebnf chosen_logprobs top_logprobs token_ids_logprobs prompt_logprobs lora; and
-    `continue.<feature>` for continuing after a crash: greedy, sampled, seed, penalties, grammar, logprobs.
+    logit_bias json_schema regex ebnf chosen_logprobs top_logprobs token_ids_logprobs prompt_logprobs lora
+    update_weights; and `continue.<feature>` for continuing after a crash: greedy, sampled, seed,
+    penalties, grammar, logprobs.
     """
 
     name: str

@@ -53,6 +53,7 @@ _REFUSED = (
     "prompt_logprobs",
     "embeddings",
     "lora",
+    "update_weights",
     "continue.grammar",
 )
 CAPABILITIES = {

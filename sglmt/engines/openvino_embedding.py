@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sglmt.engines.base import Capability, EngineInfo, EngineOutput, EngineRequest
+from sglmt.engines.base import Capability, EngineInfo, EngineOutput, EngineRequest, FixedEngine
 from sglmt.engines.openvino_model import first_line
 from sglmt.engines.sentence_pooling import Array
 from sglmt.errors import EngineError, EngineRefusal, ModelError
@@ -25,7 +25,7 @@ MAX_BATCH_ROWS = 64
 
 _REFUSED = (
     *("generation", "temperature", "top_p", "top_k", "min_p", "penalties", "seed", "stop_token_ids", "min_new_tokens"),
-    *("logit_bias", "json_schema", "regex", "ebnf", "lora"),
+    *("logit_bias", "json_schema", "regex", "ebnf", "lora", "update_weights"),
     *("chosen_logprobs", "top_logprobs", "token_ids_logprobs", "prompt_logprobs"),
     *("continue.greedy", "continue.sampled", "continue.seed", "continue.penalties"),
     *("continue.grammar", "continue.logprobs"),
@@ -46,7 +46,7 @@ class VectorModel(Protocol):
         ...
 
 
-class OpenVinoEmbeddingEngine:
+class OpenVinoEmbeddingEngine(FixedEngine):
     """An `Engine` that only embeds. `model_name` is for messages."""
 
     def __init__(self, model: VectorModel, *, model_name: str, vocab_size: int, context_length: int) -> None:

@@ -38,7 +38,8 @@ _CAPABILITIES = {
     **dict.fromkeys(("temperature", "top_p", "top_k", "min_p", "penalties", "logit_bias"), Capability.APPROXIMATE),
     **dict.fromkeys(("chosen_logprobs", "top_logprobs", "token_ids_logprobs", "prompt_logprobs"), Capability.EXACT),
     **dict.fromkeys(
-        ("generation", "seed", "stop_token_ids", "min_new_tokens", "embeddings", "lora", "update_weights"), Capability.EXACT
+        ("generation", "seed", "stop_token_ids", "min_new_tokens", "embeddings", "lora", "update_weights"),
+        Capability.EXACT,
     ),
     **dict.fromkeys(("json_schema", "regex", "ebnf"), Capability.REFUSED),
     **dict.fromkeys(

@@ -97,10 +97,11 @@ def prompt_rows(value: str | list[Any] | None, limits: ModelLimits, param: str) 
         raise bad_field(param, "must not be empty")
     if _ROW_TYPES.isdisjoint(map(type, value)):
         return [(None, _ids(value, limits, param))], False
-    return [_row(item, limits, f"{param}[{index}]") for index, item in enumerate(value)], True
+    return [prompt_row(item, limits, f"{param}[{index}]") for index, item in enumerate(value)], True
 
 
-def _row(item: Any, limits: ModelLimits, param: str) -> PromptRow:
+def prompt_row(item: Any, limits: ModelLimits, param: str) -> PromptRow:
+    """One row of a batch: a text or a list of ids, not empty."""
     if isinstance(item, str):
         return _text(item, param), None
     if not isinstance(item, list):

@@ -22,12 +22,15 @@ MAX_SHOWN_CHARS = 100
 ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "method_not_allowed_error",
     408: "timeout_error",
     413: "request_too_large_error",
     415: "unsupported_media_type_error",
+    421: "misdirected_request_error",
     429: "rate_limit_error",
+    431: "request_too_large_error",
     500: "internal_error",
     501: "not_implemented_error",
     503: "service_unavailable_error",
@@ -79,10 +82,28 @@ def context_too_long(context_length: int, problem: str) -> ApiError:
     return ApiError(400, message, code="context_length_exceeded")
 
 
-def unauthorized() -> ApiError:
-    """401: no API key, or not one of ours."""
-    message = "a valid API key is required: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+def unauthorized(admin: bool = False) -> ApiError:
+    """401: no key, or not one of ours."""
+    kind = "admin" if admin else "API"
+    message = f"a valid {kind} key is required: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
     return ApiError(401, message, code="invalid_api_key")
+
+
+def forbidden() -> ApiError:
+    """403: an API key where an admin key is needed."""
+    return ApiError(403, "this route needs an admin key; an API key is not enough", code="admin_key_required")
+
+
+def wrong_host(name: str) -> ApiError:
+    """421: the Host header has a name that is not answered here."""
+    message = f"host {shown(name)} is not answered here; the operator allows names with --allowed-host"
+    return ApiError(421, message, code="host_not_allowed")
+
+
+def websocket_refused() -> ApiError:
+    """400: a request to become a websocket."""
+    message = "websockets are not served; streams are server-sent events (`stream: true`)"
+    return ApiError(400, message, code="websocket_not_supported")
 
 
 def unknown_route(path: str) -> ApiError:
@@ -101,9 +122,14 @@ def method_not_allowed(method: str, path: str, allowed: str) -> ApiError:
     return ApiError(405, f"{shown(path)} does not take {shown(method)}; use {allowed}", code="method_not_allowed")
 
 
-def slow_request(limit_s: float) -> ApiError:
-    """408: the body did not arrive in time."""
-    return ApiError(408, f"the request body did not arrive within {limit_s:g} s", code="request_timeout")
+def slow_request(limit_s: float, part: str = "body") -> ApiError:
+    """408: the body (or the headers) did not arrive in time."""
+    return ApiError(408, f"the request's {part} did not arrive within {limit_s:g} s", code="request_timeout")
+
+
+def headers_too_large(limit_bytes: int) -> ApiError:
+    """431: more bytes of headers than any client needs."""
+    return ApiError(431, f"the request's headers have more than {limit_bytes} bytes", code="headers_too_large")
 
 
 def body_too_large(limit_bytes: int) -> ApiError:

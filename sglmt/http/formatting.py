@@ -71,7 +71,13 @@ class FormatContext:
 
 
 class Formatter(Protocol):
-    """Writes the answer of one request, streamed or whole. Events are complete: `data: {...}` and an empty line."""
+    """Writes the answer of one request, streamed or whole. Events are complete: `data: {...}` and an empty line.
+
+    `finishes_aborts`: an abort in mid-stream is written by `finish`, as a finish reason of the API; else it is an
+    error event.
+    """
+
+    finishes_aborts: bool
 
     def stream_start(self) -> bytes:
         """What to send as soon as the headers are out; may be empty."""

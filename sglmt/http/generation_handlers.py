@@ -25,6 +25,7 @@ from sglmt.ipc.state_page import SlotWord
 from sglmt.messages.columns import pack
 from sglmt.messages.sampling import FinishReason, SamplingParams, TextSpec
 from sglmt.messages.to_scheduler import TokenizedGenerateReqInput
+from sglmt.status.metric_words import AbortCause, Outcome, abort_word
 from sglmt.workers.live_request import LiveRequest, Sink
 
 INLINE_TEXT_CHARS = 8192  # longer prompts are tokenized in a thread, off the event loop
@@ -47,7 +48,9 @@ async def generate(call: Call, parse: Parser) -> None:
     service = call.service
     refuse_when_draining(service)
     limits = service.limits
-    request = parse(await call.body(), limits)
+    body = await call.body()
+    limits.require_generation()
+    request = parse(body, limits)
     prompts = await tokenize(service, request)
     prompt_ids = [ids for ids, _ in prompts]
     samplings = [
@@ -159,6 +162,8 @@ async def _answer_stream(
 
     def end_slow_client() -> None:
         service.frontend.slot.add(SlotWord.SLOW_CLIENT_ABORTS)
+        service.frontend.slot.add(abort_word(AbortCause.SLOW_CLIENT))
+        call.outcome = Outcome.ABORTED
         call.connection.transport.abort()
 
     sink = StreamSink(call.connection, formatter, len(samplings), service.flusher, end_slow_client)
@@ -171,6 +176,8 @@ async def _answer_stream(
         await call.start(200, _SSE_HEADERS)
         sink.open()
         await sink.done
+        if sink.failure is not None:
+            call.outcome = Outcome.ABORTED if sink.failure.status == 499 else Outcome.FAILED
         await call.finish(sink.take_rest())
     finally:
         listeners.discard(sink)

@@ -16,6 +16,7 @@ from sglmt.http.native.tokenize import (
     tokenize_body,
 )
 from sglmt.http.openai.models import model_body, models_body
+from sglmt.status.metrics import CONTENT_TYPE
 
 ENGINE_PROBE_S = 20.0
 
@@ -27,9 +28,10 @@ def info_routes() -> dict[tuple[str, str], Handler]:
         ("GET", "/ready"): ready,
         ("GET", "/health_generate"): health_generate,
         ("GET", "/v1/models"): models,
-        ("GET", "/v1/models/*"): model,
+        ("GET", "/v1/models/{model}"): model,
         ("GET", "/get_model_info"): model_info,
         ("GET", "/get_server_info"): server_info,
+        ("GET", "/metrics"): metrics,
         ("POST", "/tokenize"): tokenize,
         ("POST", "/detokenize"): detokenize,
         ("POST", "/abort_request"): abort_request,
@@ -70,6 +72,11 @@ async def model_info(call: Call) -> None:
 
 async def server_info(call: Call) -> None:
     await call.answer(call.service.server_info())
+
+
+async def metrics(call: Call) -> None:
+    """Counters of the whole instance, the same whichever worker answers."""
+    await call.answer(call.service.metrics(), content_type=CONTENT_TYPE.encode())
 
 
 async def tokenize(call: Call) -> None:

@@ -53,6 +53,7 @@ class ModelLimits:
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: dict[str, Any] = field(default_factory=dict)
     is_simulator: bool = False
+    embedding_dimensions: int | None = None  # numbers in a vector, None when not known
 
     def accepts(self, name: str) -> bool:
         """Whether a request for this model name is for us."""
@@ -67,6 +68,24 @@ class ModelLimits:
         if self.refuses(feature):
             message = f"{param}: the {self.engine} engine cannot do this; leave the field out"
             raise ApiError(400, message, param, "unsupported_by_engine")
+
+    def require_generation(self) -> None:
+        """Raise ApiError (400, naming model and engine) when the engine says that it makes no text."""
+        if self.capabilities.get("generation") == REFUSED:
+            message = (
+                f"the {self.engine} engine makes only embeddings with the model {self.model_name!r}; "
+                "use /v1/embeddings or /encode"
+            )
+            raise ApiError(400, message, code="unsupported_by_engine")
+
+    def require_embeddings(self) -> None:
+        """Raise ApiError (400, naming model and engine) when the engine says that it makes no embeddings."""
+        if self.capabilities.get("embeddings") == REFUSED:
+            message = (
+                f"the {self.engine} engine makes no embeddings with the model {self.model_name!r}; "
+                "send this to a server that was started with an embedding model"
+            )
+            raise ApiError(400, message, code="unsupported_by_engine")
 
     @cached_property
     def sampling_defaults(self) -> SamplingDefaults:

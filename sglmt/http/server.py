@@ -3,14 +3,17 @@
 The listening socket belongs to the supervisor and is inherited. A worker accepts one connection at a time, and
 only while it holds no more than the mean of all workers plus two (read from the state page), so that bursts of
 keep-alive connections spread. `Connection` is uvicorn's httptools protocol plus what our streams need to know:
-that the client left, and when a full write buffer has drained.
+that the client left, and when a full write buffer has drained. Once a second every connection is looked at: one
+that has been idle for too long is closed, one whose request's headers do not come to an end gets 408.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
+import ssl
 from collections.abc import Callable, Iterable
 from email.utils import formatdate
 from typing import Any, Protocol
@@ -19,9 +22,11 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from sglmt.http.errors import bad_request, error_body
+from sglmt.http.errors import ApiError, bad_request, error_body, headers_too_large, slow_request
 
 RETRY_ACCEPT_S = 0.003
+HANDSHAKE_WITHIN_S = 10.0
+MAX_HEADER_BYTES = 64 * 1024
 ACCEPT_AHEAD_OF_MEAN = 2
 
 
@@ -42,6 +47,10 @@ class Connection(HttpToolsProtocol):
         super().__init__(server.config, server.state, {"connection": self}, server.loop)
         self._server = server
         self.listeners: set[ConnectionListener] = set()
+        self.was_made = False
+        self._idle_since_s = server.loop.time()
+        self._head_since_s: float | None = None  # a request's headers are on their way since
+        self._head_bytes = 0
 
     @property
     def write_paused(self) -> bool:
@@ -55,7 +64,43 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._server.connection_opened()
+        self.was_made = True
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._head_since_s is None:
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEADER_BYTES and self._is_between_requests:
+            self._refuse(headers_too_large(MAX_HEADER_BYTES), b"431 Request Header Fields Too Large")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_since_s = self._server.loop.time()
+        self._head_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        self._head_since_s = None
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        self._idle_since_s = self._server.loop.time()
+        super().on_response_complete()
+
+    @property
+    def _is_between_requests(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def end_if_overdue(self, now_s: float) -> None:
+        """Close what has been idle for too long; refuse headers that do not come to an end. `now_s`: the loop's."""
+        if not self._is_between_requests or self.transport.is_closing():
+            return
+        if self._head_since_s is not None:
+            limit_s = self._server.receive_timeout_s
+            if now_s - max(self._head_since_s, self._idle_since_s) > limit_s:
+                self._refuse(slow_request(limit_s, "headers"), b"408 Request Timeout")
+        elif now_s - self._idle_since_s > self._server.keep_alive_s:
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -69,10 +114,15 @@ class Connection(HttpToolsProtocol):
             listener.can_write()
 
     def send_400_response(self, msg: str) -> None:
-        body = error_body(bad_request(msg), "openai")
+        self._refuse(bad_request(msg), b"400 Bad Request")
+
+    def _refuse(self, error: ApiError, status_line: bytes) -> None:
+        """Answer what never became a request, and close."""
+        self._head_since_s = None
+        body = error_body(error, "openai")
         self.transport.write(
-            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
-            b"content-length: %d\r\n\r\n%b" % (len(body), body)
+            b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            b"content-length: %d\r\n\r\n%b" % (status_line, len(body), body)
         )
         self.transport.close()
 
@@ -85,13 +135,19 @@ class HttpServer:
         app: Callable[..., Any],
         listener: socket.socket,
         *,
-        keep_alive_s: int,
+        keep_alive_s: float,
+        receive_timeout_s: float,
         connection_counts: Callable[[], Iterable[int]],
         count_changed: Callable[[int, int], None],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """`connection_counts` gives the open connections of all serving workers, this one included;
         `count_changed(open, accepted in all)` is told this worker's."""
         self.loop = asyncio.get_running_loop()
+        self.keep_alive_s = keep_alive_s
+        self.receive_timeout_s = receive_timeout_s
+        self._tls = tls
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what clients send wrongly is no news
         self.config = Config(
             app,
             http=Connection,
@@ -101,7 +157,7 @@ class HttpServer:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=keep_alive_s,
+            timeout_keep_alive=keep_alive_s,  # type: ignore[arg-type]
             interface="asgi3",
         )
         self.config.load()
@@ -117,8 +173,11 @@ class HttpServer:
         self._handovers: set[asyncio.Task[Any]] = set()
 
     def tick(self) -> None:
-        """Once a second: the Date header."""
+        """Once a second: the Date header, and connections that have been silent for too long."""
         self.state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        now_s = self.loop.time()
+        for connection in list(self.state.connections):
+            connection.end_if_overdue(now_s)  # type: ignore[union-attr]
 
     def start_accepting(self) -> None:
         """Begin to take connections (the supervisor makes the socket listen)."""
@@ -144,9 +203,6 @@ class HttpServer:
         """Connections this worker holds."""
         return self._open
 
-    def connection_opened(self) -> None:
-        """A connection's protocol has started (it was counted when it was accepted)."""
-
     def connection_closed(self) -> None:
         """A connection is gone."""
         self._open -= 1
@@ -171,11 +227,17 @@ class HttpServer:
         task.add_done_callback(self._handovers.discard)
 
     async def _hand_over(self, connection: socket.socket) -> None:
+        """Start the protocol of an accepted connection (it is counted already), after the handshake where TLS is on."""
+        protocol = Connection(self)
+        patience_s = None if self._tls is None else HANDSHAKE_WITHIN_S
         try:
-            await self.loop.connect_accepted_socket(lambda: Connection(self), connection)
-        except OSError:
-            connection.close()
-            self.connection_closed()
+            await self.loop.connect_accepted_socket(
+                lambda: protocol, connection, ssl=self._tls, ssl_handshake_timeout=patience_s
+            )
+        except OSError:  # the client left, or spoke something else than TLS
+            if not protocol.was_made:
+                connection.close()
+                self.connection_closed()
 
     def _has_room(self) -> bool:
         counts = list(self._connection_counts())

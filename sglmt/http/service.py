@@ -48,6 +48,10 @@ class Service(Protocol):
         """The body of `/get_server_info`; secrets redacted. Raises ApiError 503 before the engine is known."""
         ...
 
+    def metrics(self) -> bytes:
+        """The body of `/metrics`: the whole instance, from the state page."""
+        ...
+
     async def change_control(self, change: ControlChange, deadline_s: float) -> ControlOutcome:
         """Have the supervisor make a change everywhere. Raises ApiError (400 refused, 503 no answer)."""
         ...

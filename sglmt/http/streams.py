@@ -51,7 +51,8 @@ class StreamSink:
     """One streaming answer; all its choices share the connection.
 
     `admission` completes when every choice was admitted, or fails with the ApiError of one that was not; `tail`
-    is the last bytes, for the caller to send with the end of the body when `done` completes.
+    is the last bytes, for the caller to send with the end of the body when `done` completes; `failure` is why it did
+    not end normally after the headers were out.
     """
 
     __slots__ = (
@@ -68,6 +69,7 @@ class StreamSink:
         "_remaining",
         "admission",
         "done",
+        "failure",
         "last_write_s",
         "tail",
     )
@@ -95,6 +97,7 @@ class StreamSink:
         self.admission: asyncio.Future[None] = loop.create_future()
         self.done: asyncio.Future[None] = loop.create_future()
         self.tail = b""
+        self.failure: ApiError | None = None
         self.last_write_s = 0.0
 
     def open(self) -> None:
@@ -134,8 +137,11 @@ class StreamSink:
         if self.done.done():
             return
         if finish.kind in ("abort", "error"):
-            self.fail(from_finish(finish))
-            return
+            error = from_finish(finish)
+            if finish.kind == "error" or not self._formatter.finishes_aborts or not self.admission.done():
+                self.fail(error)
+                return
+            self.failure = error
         if not self._open:
             self._note_admission(request.choice)
         if request.input_logprobs is not None:
@@ -155,6 +161,7 @@ class StreamSink:
             self.admission.set_exception(error)
             self.done.set_result(None)
         else:
+            self.failure = error
             self._end(self._formatter.stream_error(error))
 
     def _end(self, data: bytes) -> None:

@@ -33,6 +33,7 @@ class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
     cache_dir: str  # where the resolver and the engine keep what they converted
     listen_fd: int | None = None
     api_keys: tuple[str, ...] = ()
+    admin_keys: tuple[str, ...] = ()
     log_level: str = "info"
 
 

@@ -70,6 +70,11 @@ class SocketMapping:
         while len(self._dead_lives) > 4096:
             del self._dead_lives[next(iter(self._dead_lives))]
 
+    def take_unroutable(self) -> int:
+        """Frames that named no life that could be, since the last call."""
+        count, self.unroutable = self.unroutable, 0
+        return count
+
     def lives(self) -> list[int]:
         """The lives with an open outbox."""
         return list(self._outboxes)

@@ -66,7 +66,7 @@ def _check_name(args: ServerArgs) -> None:
 
 
 def _check_port(args: ServerArgs) -> str:
-    listener = Listener.bind(args.host, args.port)
+    listener = Listener.bind(args.host, args.port, scheme=args.url_scheme)
     try:
         return listener.url
     finally:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from sglmt.messages.frame import Scope
 from sglmt.messages.registry import message
 from sglmt.messages.sampling import FinishReason, LogprobSpec, SamplingParams, TextSpec
+
+# What becomes part of a packed column is checked where it comes in, not where it is packed.
+U64 = Annotated[int, msgspec.Meta(ge=0)]  # msgpack has no larger integers
+U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 
 @message(1, Scope.SCHEDULER)
@@ -17,10 +23,10 @@ class TokenizedGenerateReqInput(msgspec.Struct, kw_only=True, omit_defaults=True
     attempts. `sampling.max_new_tokens` counts the whole output, prefix included. `deadline_s` is CLOCK_MONOTONIC.
     """
 
-    key: int
-    attempt: int
+    key: U64
+    attempt: U32
     rid: str
-    group: int  # key of the first of the requests that share this rid (`n` > 1)
+    group: U64  # key of the first of the requests that share this rid (`n` > 1)
     input_ids: bytes
     sampling: SamplingParams
     text: TextSpec
@@ -37,10 +43,10 @@ class TokenizedGenerateReqInput(msgspec.Struct, kw_only=True, omit_defaults=True
 class TokenizedEmbeddingReqInput(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One embedding request; answered by one row of BatchEmbeddingOutput."""
 
-    key: int
-    attempt: int
+    key: U64
+    attempt: U32
     rid: str
-    group: int
+    group: U64
     input_ids: bytes
     priority: int = 0
     deadline_s: float | None = None
@@ -67,9 +73,9 @@ class FinishReq(msgspec.Struct, kw_only=True):
     `output_tokens` is the length the answer was cut at; `finish` is what the worker was told.
     """
 
-    key: int
-    attempt: int
-    output_tokens: int
+    key: U64
+    attempt: U32
+    output_tokens: U32
     finish: FinishReason
 
 
@@ -89,7 +95,7 @@ class LiveRequestsReq(msgspec.Struct, kw_only=True):
     offsets u32 (tokens received so far).
     """
 
-    life: int
+    life: U32
     number: int
     up_to_counter: int
     keys: bytes
@@ -103,3 +109,13 @@ class ControlMarker(msgspec.Struct, kw_only=True):
 
     life: int
     version: int
+
+
+@message(8, Scope.SCHEDULER)
+class HeldTextsReq(msgspec.Struct, kw_only=True):
+    """All keys (packed u64) a detokenizer holds text state of, every few seconds.
+
+    Answered with `ForgetRequests` for those the scheduler does not know: whatever was lost, no state stays for ever.
+    """
+
+    keys: bytes

@@ -42,7 +42,8 @@ ROUTES = (
     "/generate", "/encode", "/tokenize", "/detokenize",
     "/abort_request", "/pause_generation", "/continue_generation", "/flush_cache", "/configure_logging",
     "/update_weights_from_disk", "/load_lora_adapter", "/unload_lora_adapter", "/get_internal_state",
-    "/get_model_info", "/get_server_info", "/get_load",
+    "/open_session", "/close_session",
+    "/get_model_info", "/get_server_info",
     "/health", "/ready", "/health_generate", "/metrics", "/openapi.json", "/docs",
 )  # fmt: skip
 

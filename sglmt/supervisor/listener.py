@@ -31,13 +31,16 @@ HolderLookup = Callable[[int], str | None]
 class Listener:
     """One bound TCP socket. `start_listening` may be called once somebody accepts."""
 
-    def __init__(self, bound: socket.socket) -> None:
+    def __init__(self, bound: socket.socket, scheme: str = "http") -> None:
         self._socket = bound
+        self._scheme = scheme
         self.listening = False
 
     @classmethod
-    def bind(cls, host: str, port: int, who_holds: HolderLookup = lambda port: None) -> Listener:
-        """Bind `host`:`port` (0: any free port).
+    def bind(
+        cls, host: str, port: int, who_holds: HolderLookup = lambda port: None, scheme: str = "http"
+    ) -> Listener:
+        """Bind `host`:`port` (0: any free port); `scheme` is for the URL.
 
         `who_holds(port)` names a running instance that has it. Raises PortError, naming address and holder. A
         port that is just being released (a killed run whose processes are ending) is waited for, a few seconds.
@@ -46,7 +49,7 @@ class Listener:
         deadline_s = time.monotonic() + _RELEASE_WAIT_S
         while True:
             try:
-                return cls(_bind(family, address))
+                return cls(_bind(family, address), scheme)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise PortError(_refusal(host, port, error)) from error
@@ -84,7 +87,7 @@ class Listener:
         """How a client on this machine reaches it; the wildcard address is shown as loopback."""
         host = str(self._socket.getsockname()[0]).partition("%")[0]
         shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-        return f"http://[{shown}]:{self.port}" if ":" in shown else f"http://{shown}:{self.port}"
+        return f"{self._scheme}://[{shown}]:{self.port}" if ":" in shown else f"{self._scheme}://{shown}:{self.port}"
 
     def close(self) -> None:
         """Give the port back."""

@@ -35,6 +35,7 @@ from sglmt.supervisor.services import Log
 from sglmt.supervisor.slots import SlotTable
 from sglmt.supervisor.spawn import SpawnedChild, spawn
 from sglmt.supervisor.topology import ProcessSpec, slots_needed
+from sglmt.supervisor.zygote import Zygote, ZygoteUnavailableError
 
 
 class Claims:
@@ -57,7 +58,9 @@ class Claims:
             self._record(args.name, None)
             for name in remove_stale(self.run_dir.path.parent):
                 log("info", "supervisor", f"removed what a killed run named {name!r} left")
-            self.listener = Listener.bind(args.host, args.port, lambda port: _holder(port, args.runtime_dir))
+            self.listener = Listener.bind(
+                args.host, args.port, lambda port: _holder(port, args.runtime_dir), args.url_scheme
+            )
             undo.callback(self.listener.close)
             self._record(args.name, self.listener.url)
             undo.pop_all()
@@ -79,8 +82,14 @@ class Claims:
 class Resources:
     """Segment, state page and death pipe: what children are started with."""
 
-    def __init__(self, args: ServerArgs, claims: Claims, model: dict[str, Any], log: Log) -> None:
-        """Sweep segments of the dead, create ours with its first revision. Raises ResourceError."""
+    def __init__(
+        self, args: ServerArgs, claims: Claims, model: dict[str, Any], log: Log, zygote: Zygote | None = None
+    ) -> None:
+        """Sweep segments of the dead, create ours with its first revision. Raises ResourceError.
+
+        Children are forked by `zygote` where there is one and it can, else spawned.
+        """
+        self._zygote = zygote
         self._args = args
         self._claims = claims
         self._log = log
@@ -134,16 +143,24 @@ class Resources:
             segment_name=self.segment.name, state_page=str(self._run_dir / STATE_PAGE),
             death_fd=self._death_read_fd, ready_fd=-1,
             listen_fd=self._claims.listener.fd if worker else None,
-            api_keys=self._args.api_key if worker else (), cache_dir=str(self._cache_dir),
+            api_keys=self._args.api_key if worker else (),
+            admin_keys=self._args.admin_key if worker else (), cache_dir=str(self._cache_dir),
             log_level=self._args.log_level,
         )  # fmt: skip
         try:
-            child = spawn(command, spec.name, bootstrap, child_environment(spec.role, os.environ))
+            child = self._fork_or_spawn(command, spec, bootstrap)
         except BaseException:
             self.slots.release(slot)
             raise
         slot[SlotWord.PID] = child.pid
         return slot, child
+
+    def _fork_or_spawn(self, command: Sequence[str], spec: ProcessSpec, bootstrap: Bootstrap) -> SpawnedChild:
+        environment = child_environment(spec.role, os.environ)
+        if self._zygote is not None:
+            with contextlib.suppress(ZygoteUnavailableError):
+                return self._zygote.fork(bootstrap, environment)
+        return spawn(command, spec.name, bootstrap, environment)
 
     def ended(self, spec: ProcessSpec, generation: int, slot: Slot) -> None:
         """A life was reaped: free its slot, remove its socket file."""

@@ -60,12 +60,10 @@ def spawn(command: Sequence[str], label: str, bootstrap: Bootstrap, environment:
     inherited. Raises OSError when the process cannot be made; nothing is left open then.
     """
     with contextlib.ExitStack() as childs_ends, contextlib.ExitStack() as our_ends:
-        stdout_fd, child_stdout = _pipe(our_ends, childs_ends)
-        stderr_fd, child_stderr = _pipe(our_ends, childs_ends)
-        ready_fd, child_ready = _pipe(our_ends, childs_ends)
-        told = msgspec.structs.replace(bootstrap, ready_fd=child_ready)
+        pipes = child_pipes(our_ends, childs_ends)
+        told = msgspec.structs.replace(bootstrap, ready_fd=pipes.child_ready)
         bootstrap_fd = _bootstrap_pipe(told, childs_ends)
-        inherited = [bootstrap_fd, child_ready, bootstrap.death_fd]
+        inherited = [bootstrap_fd, pipes.child_ready, bootstrap.death_fd]
         if bootstrap.listen_fd is not None:
             inherited.append(bootstrap.listen_fd)
         pid = os.posix_spawn(
@@ -74,8 +72,8 @@ def spawn(command: Sequence[str], label: str, bootstrap: Bootstrap, environment:
             environment,
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, child_stdout, 1),
-                (os.POSIX_SPAWN_DUP2, child_stderr, 2),
+                (os.POSIX_SPAWN_DUP2, pipes.child_stdout, 1),
+                (os.POSIX_SPAWN_DUP2, pipes.child_stderr, 2),
                 *((os.POSIX_SPAWN_DUP2, fd, fd) for fd in inherited),  # same number: inherited
             ],
             setpgroup=0,
@@ -83,7 +81,27 @@ def spawn(command: Sequence[str], label: str, bootstrap: Bootstrap, environment:
             setsigdef=_RESET_SIGNALS,
         )
         our_ends.pop_all()
-        return SpawnedChild(pid, _pid_fd(pid), ready_fd, stdout_fd, stderr_fd)
+        return SpawnedChild(pid, pid_fd(pid), pipes.ready, pipes.stdout, pipes.stderr)
+
+
+@dataclass(frozen=True)
+class ChildPipes:
+    """Output and ready pipe of a child to be: our ends, and the child's."""
+
+    stdout: int
+    stderr: int
+    ready: int
+    child_stdout: int
+    child_stderr: int
+    child_ready: int
+
+
+def child_pipes(our_ends: contextlib.ExitStack, childs_ends: contextlib.ExitStack) -> ChildPipes:
+    """Three pipes; each stack closes its ends. Raises OSError."""
+    stdout, child_stdout = _pipe(our_ends, childs_ends)
+    stderr, child_stderr = _pipe(our_ends, childs_ends)
+    ready, child_ready = _pipe(our_ends, childs_ends)
+    return ChildPipes(stdout, stderr, ready, child_stdout, child_stderr, child_ready)
 
 
 def _pipe(our_ends: contextlib.ExitStack, childs_ends: contextlib.ExitStack) -> tuple[int, int]:
@@ -113,7 +131,8 @@ def _bootstrap_pipe(bootstrap: Bootstrap, childs_ends: contextlib.ExitStack) -> 
     return read_fd
 
 
-def _pid_fd(pid: int) -> int | None:
+def pid_fd(pid: int) -> int | None:
+    """A descriptor that is readable when the process has ended; None where the kernel has none."""
     try:
         return os.pidfd_open(pid)
     except OSError:

@@ -38,8 +38,6 @@ class StopPlan:
             if self._stage < len(STOP_ORDER):
                 role = STOP_ORDER[self._stage]
                 commands.append((role, self._command(role, now_s)))
-                if role in unfinished:
-                    break
         return commands
 
     def is_done(self, unfinished: Collection[Role]) -> bool:

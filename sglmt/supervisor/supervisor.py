@@ -31,7 +31,7 @@ from sglmt.supervisor.environment import raise_open_files_limit, seal_inherited_
 from sglmt.supervisor.inbox import Inbox
 from sglmt.supervisor.instance_state import Verdict, judge_instance
 from sglmt.supervisor.lifecycle import State, StopRequested
-from sglmt.supervisor.reaper import is_init, reap_strangers
+from sglmt.supervisor.reaper import reap_strangers
 from sglmt.supervisor.report import Reporter
 from sglmt.supervisor.resolve_model import cache_directory, resolve_model
 from sglmt.supervisor.resources import Claims, Resources
@@ -40,8 +40,10 @@ from sglmt.supervisor.spawn import child_command
 from sglmt.supervisor.stop_signals import StopSignals
 from sglmt.supervisor.stopping import StopPlan
 from sglmt.supervisor.topology import wanted_processes
+from sglmt.supervisor.zygote import Zygote
 
 TICK_S = 0.1
+ZYGOTE_LOADS_WITHIN_S = 10.0
 _ENDED = frozenset({State.STOPPED, State.FATAL})
 
 
@@ -80,6 +82,7 @@ class Supervisor:
         self._control_factory = control_factory
         self._command = tuple(command or child_command())
         self._resolver = resolver
+        self._zygote = Zygote(log) if command is None else None
         self._handle_signals = handle_signals
         self._exit_code = ExitCode.OK.value
         self._reporter = Reporter(args)
@@ -129,10 +132,16 @@ class Supervisor:
             cleanup.push_async_callback(control.close)
         cleanup.callback(self._stopped.set)
         cleanup.callback(claims.listener.close)
+        zygote = self._zygote
+        if zygote is not None:
+            zygote.start()
+            cleanup.callback(zygote.close)
         model = await self._resolve(claims)
         if model is None:
             return
-        self._resources = Resources(self.args, claims, model, self._log)
+        if zygote is not None:
+            await zygote.prepare(model, self.args.tokenizer_backend, time.monotonic() + ZYGOTE_LOADS_WITHIN_S)
+        self._resources = Resources(self.args, claims, model, self._log, zygote)
         cleanup.callback(self._forget)
         initial = ControlState(log_level=self.args.log_level)
         self._control = ControlPlane(self.run_dir, self._resources.page, initial)
@@ -226,7 +235,7 @@ class Supervisor:
         if now_s >= self._next_second_s:
             self._next_second_s = now_s + 1.0
             self._reporter.sample(now_s, self.crew.everybody(), self.resources)
-            if is_init() and (strangers := reap_strangers(self._is_ours)):
+            if strangers := reap_strangers(self._is_ours):
                 self._log("debug", "supervisor", f"reaped {len(strangers)} orphans of other processes")
 
     def leave_alone(self, pid: int) -> None:
@@ -234,7 +243,7 @@ class Supervisor:
         self._others.add(pid)
 
     def _is_ours(self, pid: int) -> bool:
-        return pid in self.crew.pids() or pid in self._others
+        return pid in self.crew.pids() or pid in self._others or (self._zygote is not None and pid == self._zygote.pid)
 
     # --- stopping -------------------------------------------------------------------------------------
 

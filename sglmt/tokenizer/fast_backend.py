@@ -6,6 +6,10 @@ the library on a corpus that covers what tokenizers commonly disagree on. Both e
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
+import os
+from pathlib import Path
 from typing import Any, Protocol
 
 import tokenizers
@@ -65,8 +69,8 @@ class FastokensEncoder:
         return [self.encode(text, add_special_tokens) for text in texts]
 
 
-def prove_fastokens(tokenizer_file: str | None, library: tokenizers.Tokenizer) -> tuple[FastokensEncoder | None, str]:
-    """A fastokens encoder that agrees with the library on the corpus, or None and the reason in one line."""
+def load_fastokens(tokenizer_file: str | None) -> tuple[FastokensEncoder | None, str]:
+    """A fastokens encoder that has yet to prove itself, or None and the reason in one line."""
     if tokenizer_file is None:
         return None, "there is no tokenizer file to load"
     try:
@@ -75,12 +79,48 @@ def prove_fastokens(tokenizer_file: str | None, library: tokenizers.Tokenizer) -
         fast_library = fastokens.Tokenizer.from_file(tokenizer_file)
         fast_library.no_truncation()
         fast_library.no_padding()
-        return _compare(FastokensEncoder(fast_library), HuggingFaceEncoder(library), _corpus(library))
     except ImportError:
         return None, "fastokens is not installed"
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        return None, f"fastokens refuses this tokenizer: {reason or type(error).__name__}"
+        return None, _refusal(error)
+    return FastokensEncoder(fast_library), ""
+
+
+def prove_fastokens(tokenizer_file: str | None, library: tokenizers.Tokenizer) -> tuple[FastokensEncoder | None, str]:
+    """A fastokens encoder that agrees with the library on the corpus, or None and the reason in one line."""
+    encoder, note = load_fastokens(tokenizer_file)
+    if encoder is None:
+        return None, note
+    try:
+        return _compare(encoder, HuggingFaceEncoder(library), _corpus(library))
+    except Exception as error:
+        return None, _refusal(error)
+
+
+def _refusal(error: Exception) -> str:
+    reason = " ".join(str(error).split())[:200]
+    return f"fastokens refuses this tokenizer: {reason or type(error).__name__}"
+
+
+def fastokens_note(tokenizer_file: str) -> str:
+    """Whether fastokens gives the same ids for this tokenizer ("") or why it is not used.
+
+    Proven once for a version of fastokens; the answer is kept beside the tokenizer file.
+    """
+    try:
+        version = importlib.metadata.version("fastokens")
+    except importlib.metadata.PackageNotFoundError:
+        return "fastokens is not installed"
+    known = Path(tokenizer_file).parent / f"fastokens-{version}.txt"
+    try:
+        return known.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        _, note = prove_fastokens(tokenizer_file, tokenizers.Tokenizer.from_file(tokenizer_file))
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs the proof again next time
+        fresh = known.with_suffix(f".{os.getpid()}")
+        fresh.write_text(note, encoding="utf-8")
+        fresh.replace(known)
+    return note
 
 
 def _corpus(library: tokenizers.Tokenizer) -> list[str]:

@@ -21,7 +21,7 @@ from sglmt.tokenizer.byte_level import token_to_bytes
 from sglmt.tokenizer.chat_template import ChatTemplate
 from sglmt.tokenizer.decoder_rules import DecoderRules, compile_rules
 from sglmt.tokenizer.detokenize import IncrementalDetokenizer, TokenIdError
-from sglmt.tokenizer.fast_backend import Encoder, HuggingFaceEncoder, prove_fastokens
+from sglmt.tokenizer.fast_backend import Encoder, HuggingFaceEncoder, load_fastokens, prove_fastokens
 from sglmt.tokenizer.model_info import ModelInfo
 from sglmt.tokenizer.token_table import TokenTable
 
@@ -49,7 +49,12 @@ class Tokenizer:
         self.backend: Literal["huggingface", "fastokens"] = "huggingface"
         self.backend_note = ""
         if backend != "huggingface":
-            fast, self.backend_note = prove_fastokens(info.tokenizer_file, library)
+            if info.fastokens_note is None:
+                fast, self.backend_note = prove_fastokens(info.tokenizer_file, library)
+            elif info.fastokens_note == "":
+                fast, self.backend_note = load_fastokens(info.tokenizer_file)
+            else:
+                fast, self.backend_note = None, info.fastokens_note
             if fast is not None:
                 self._encoder, self.backend = fast, "fastokens"
 

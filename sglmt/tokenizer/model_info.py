@@ -32,3 +32,4 @@ class ModelInfo(msgspec.Struct, frozen=True):
     chat_template_file: str | None
     fingerprint: str
     special_tokens: dict[str, str] = {}
+    fastokens_note: str | None = None  # "": gives the same ids; else why it is not used; None: nobody tried

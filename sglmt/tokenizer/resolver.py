@@ -33,6 +33,7 @@ def main() -> int:
     try:
         request = msgspec.json.decode(sys.stdin.buffer.read(), type=ResolverRequest)
         from sglmt.tokenizer.default_model import default_model_path
+        from sglmt.tokenizer.fast_backend import fastokens_note
         from sglmt.tokenizer.resolve import resolve_model
 
         info = resolve_model(
@@ -42,6 +43,8 @@ def main() -> int:
             Path(request.cache_dir),
             request.trust_remote_code,
         )
+        if info.tokenizer_file is not None:
+            info = msgspec.structs.replace(info, fastokens_note=fastokens_note(info.tokenizer_file))
     except SglmtError as error:
         return _answer(answer_to, {"error": _one_line(str(error))}, 1)
     except msgspec.DecodeError as error:

@@ -45,8 +45,9 @@ _PR_SET_PDEATHSIG = 1
 class ChildContext:
     """What a role knows of itself and how it reports. One per process."""
 
-    def __init__(self, bootstrap: Bootstrap) -> None:
+    def __init__(self, bootstrap: Bootstrap, preloaded: object = None) -> None:
         self.bootstrap = bootstrap
+        self.preloaded = preloaded  # a sglmt.workers.preloaded.Preloaded, where this process was forked with one
         self.role = bootstrap.role
         self.index = bootstrap.index
         self.generation = bootstrap.generation
@@ -130,12 +131,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="sglmt-child")
     parser.add_argument("--bootstrap-fd", type=int, required=True)
     parser.add_argument("label", nargs="?")
-    bootstrap = read_bootstrap(parser.parse_args().bootstrap_fd)
+    sys.exit(run_child(read_bootstrap(parser.parse_args().bootstrap_fd)))
+
+
+def run_child(bootstrap: Bootstrap, preloaded: object = None) -> int:
+    """Be the child that `bootstrap` describes, to its end; the exit code. `preloaded`: what it was forked with."""
     _tie_to_supervisor(bootstrap)
     setproctitle.setproctitle(title_of(bootstrap.role, bootstrap.index))
     faulthandler.register(signal.SIGUSR2, all_threads=True, chain=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is the supervisor's matter
-    sys.exit(_run(bootstrap))
+    return _run(bootstrap, preloaded)
 
 
 def title_of(role: Role, index: int) -> str:
@@ -144,9 +149,9 @@ def title_of(role: Role, index: int) -> str:
     return f"sglmt::{role.label}:{index}" if numbered else f"sglmt::{role.label}"
 
 
-def _run(bootstrap: Bootstrap) -> int:
+def _run(bootstrap: Bootstrap, preloaded: object) -> int:
     try:
-        context = ChildContext(bootstrap)
+        context = ChildContext(bootstrap, preloaded)
         signal.signal(signal.SIGTERM, context.handle_stop)
         run: Callable[[ChildContext], None] = importlib.import_module(ROLE_MODULES[bootstrap.role]).run
         run(context)

@@ -16,17 +16,22 @@ from sglmt.delivery.keys import life_of, make_life, split_life
 from sglmt.ipc.addresses import ipc_address
 from sglmt.ipc.socket_mapping import SocketMapping
 from sglmt.ipc.state_page import Phase, SlotWord
-from sglmt.messages.columns import Batch
+from sglmt.messages.columns import Batch, pack
 from sglmt.messages.frame import Prefix, Role, Scope
 from sglmt.messages.registry import kind_of
 from sglmt.messages.to_detokenizer import BatchEmbeddingOutput, BatchTokenIDOutput, ForgetRequests
-from sglmt.messages.to_scheduler import ResumeReq
+from sglmt.messages.to_scheduler import HeldTextsReq, ResumeReq
+from sglmt.tokenizer.loading import load_tokenizer
+from sglmt.tokenizer.model_info import ModelInfo
 from sglmt.workers.child import ChildContext
 from sglmt.workers.control_follower import ControlFollower
 from sglmt.workers.counters import FrameReceiver
-from sglmt.workers.peers import PeerOutbox, worker_is_dead
+from sglmt.workers.peers import PeerOutbox, target_life, worker_is_dead
 from sglmt.workers.poll_loop import PollLoop
+from sglmt.workers.preloaded import Preloaded
 from sglmt.workers.row_text import RowText
+
+HELD_TEXTS_INTERVAL_S = 5.0
 
 
 class DetokenizerManager:
@@ -42,6 +47,7 @@ class DetokenizerManager:
         self._scheduler = PeerOutbox(child, Role.SCHEDULER, 0)
         self._workers = SocketMapping(child.transport, child.run_dir, worker_is_dead(child.page))
         self._known_lives: set[int] = set()
+        self._next_question_s = 0.0
         self._deliver: Callable[[BatchTokenIDOutput], None] = (
             self._deliver_whole if child.args.mode == "single" else self._deliver_split
         )
@@ -68,7 +74,11 @@ class DetokenizerManager:
         if prefix is None:
             return
         if prefix.scope == Scope.WORKER:  # a control reply in single mode, passed on untouched
-            self._workers.send(make_life(prefix.target_index, prefix.target_generation), frame)
+            life = target_life(prefix)
+            if life is None:
+                self._child.slot.add(SlotWord.UNROUTABLE)
+            else:
+                self._workers.send(life, frame)
             return
         message = self._receiver.message(prefix, frame)
         if message is not None:
@@ -77,6 +87,7 @@ class DetokenizerManager:
     def _handle(self, message: object, prefix: Prefix) -> None:
         try:
             if type(message) is BatchTokenIDOutput:
+                message.check()
                 self._deliver(message)
             elif type(message) is BatchEmbeddingOutput:
                 message.check()
@@ -98,9 +109,10 @@ class DetokenizerManager:
 
     def _deliver_whole(self, batch: BatchTokenIDOutput) -> None:
         text = self._texts.turn(batch)
-        generation = self._child.page.generation(Role.TOKENIZER_WORKER, 0)
-        if text is not None and generation:
-            self._send(make_life(0, generation), text)
+        if text is not None:
+            # One group, not copied, unless the worker is being replaced: then two lives of it coexist.
+            for life, rows in text.split_by(life_of).items():
+                self._send(life, rows)
 
     def _send(self, life: int, batch: Batch) -> None:
         index, generation = split_life(life)
@@ -122,6 +134,16 @@ class DetokenizerManager:
             self._scheduler.send(self._child.writer.frame(kind_of(resume), Scope.SCHEDULER, resume))
             texts.gaps.clear()
 
+    def _ask_what_is_over(self) -> None:
+        now_s = self._child.clock()
+        if now_s < self._next_question_s:
+            return
+        self._next_question_s = now_s + HELD_TEXTS_INTERVAL_S
+        held = self._texts.held()
+        if held:
+            question = HeldTextsReq(keys=pack("Q", held))
+            self._scheduler.send(self._child.writer.frame(kind_of(question), Scope.SCHEDULER, question))
+
     def _housekeeping(self) -> None:
         self._control.poll()
         self._scheduler.refresh()
@@ -129,21 +151,22 @@ class DetokenizerManager:
         lives = {make_life(*life) for life in self._child.page.live(Role.TOKENIZER_WORKER)}
         self._texts.forget_lives(self._known_lives - lives)
         self._known_lives = lives
+        self._ask_what_is_over()
         slot = self._child.slot
         slot[SlotWord.IN_FLIGHT] = len(self._texts)
         slot[SlotWord.BACKLOG_BYTES] = self._scheduler.backlog_bytes + self._workers.backlog_bytes
         slot[SlotWord.DROPPED_MESSAGES] = self._scheduler.dropped + self._workers.dropped
         slot[SlotWord.LATE_ROWS] = self._workers.late
+        slot.add(SlotWord.UNROUTABLE, self._workers.take_unroutable())
 
 
 def run(child: ChildContext) -> None:
     """Entry of the role: load the token table, then serve."""
-    from sglmt.tokenizer.loading import load_tokenizer
-    from sglmt.tokenizer.model_info import ModelInfo
-    from sglmt.tokenizer.token_table import TokenTable
-
     child.slot.enter(Phase.LOADING)
     info = msgspec.convert(child.arguments.model_info, ModelInfo)
-    tokenizer = load_tokenizer(info, "huggingface")
-    texts = RowText(TokenTable.from_tokenizer(tokenizer), child.slot)
+    if isinstance(child.preloaded, Preloaded) and child.preloaded.info == info:
+        table = child.preloaded.tokenizer.table
+    else:
+        table = load_tokenizer(info, "huggingface").table
+    texts = RowText(table, child.slot)
     DetokenizerManager(child, texts).run()

@@ -106,7 +106,7 @@ class Rows:
         sent, prefix = record.sent, record.prefix_tokens
         if extras.cached_tokens is not None and sent <= prefix:
             self.cached_tokens[row] = extras.cached_tokens
-        if extras.input_logprobs is not None and sent <= prefix < end:
+        if extras.input_logprobs is not None and sent <= prefix and (prefix < end or record.finish is not None):
             self.input_logprobs[row] = extras.input_logprobs
         if extras.output_logprobs is not None:
             if sent < prefix < end:
@@ -155,7 +155,7 @@ class Emitter:
         self._dirty[0 if len(peers) == 1 else self.detokenizer_of(record.key)][record.key] = record
 
     def drop(self, key: int) -> None:
-        """The request ended without a row: its detokenizer may forget it."""
+        """Nobody wants rows of this request (or of this attempt) any more: its detokenizer may forget it."""
         detokenizer = self.detokenizer_of(key)
         self._dirty[detokenizer].pop(key, None)
         self._forget[detokenizer].append(key)
@@ -168,11 +168,11 @@ class Emitter:
             peer = self._peers[index]
             if peer.generation == 0 or peer.backlog_bytes > HOLD_BACKLOG_BYTES:
                 continue
-            if dirty:
-                self._dirty[index] = self._send(peer, dirty)
-            if self._forget[index]:
+            if self._forget[index]:  # first: a key may be dirty again, under a new attempt
                 self._send_message(peer, ForgetRequests(keys=self._forget[index]))
                 self._forget[index] = []
+            if dirty:
+                self._dirty[index] = self._send(peer, dirty)
 
     def _send(self, peer: PeerOutbox, dirty: dict[int, Record]) -> dict[int, Record]:
         """One batch of generation rows and one of embeddings; returns what is left for another."""

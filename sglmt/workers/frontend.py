@@ -116,6 +116,7 @@ class Frontend:
             request = live_get(key)
             if request is None:
                 slot.add(SlotWord.LATE_ROWS)
+                self._list_clock.mark_late_row()
                 continue
             start, end = bounds[row], bounds[row + 1]
             text = texts[row]

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sglmt.delivery.keys import MAX_GENERATION, make_life
 from sglmt.ipc.addresses import ipc_address
 from sglmt.ipc.queues import Outbox
-from sglmt.ipc.state_page import StatePage
-from sglmt.messages.frame import Role
+from sglmt.ipc.state_page import MAX_WORKERS_ON_PAGE, StatePage
+from sglmt.messages.frame import Prefix, Role
 from sglmt.workers.child import ChildContext
 
 
@@ -65,10 +66,19 @@ class PeerOutbox:
         return self._dropped_before + (0 if self._outbox is None else self._outbox.dropped)
 
 
+def target_life(prefix: Prefix) -> int | None:
+    """The worker life a frame is for; None when its prefix names none that could be."""
+    if prefix.target_index >= MAX_WORKERS_ON_PAGE or not 0 < prefix.target_generation <= MAX_GENERATION:
+        return None
+    return make_life(prefix.target_index, prefix.target_generation)
+
+
 def worker_is_dead(page: StatePage) -> Callable[[int, int], bool]:
     """A test whether a worker life has left the state page (reaped by the supervisor)."""
 
     def is_dead(index: int, generation: int) -> bool:
+        if index >= MAX_WORKERS_ON_PAGE:
+            return True
         if page.generation(Role.TOKENIZER_WORKER, index) == generation:
             return False
         return (index, generation) not in page.live(Role.TOKENIZER_WORKER)

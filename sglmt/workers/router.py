@@ -15,7 +15,7 @@ from sglmt.messages.frame import Role, Scope
 from sglmt.workers.child import ChildContext
 from sglmt.workers.control_follower import ControlFollower
 from sglmt.workers.counters import FrameReceiver
-from sglmt.workers.peers import PeerOutbox, worker_is_dead
+from sglmt.workers.peers import PeerOutbox, target_life, worker_is_dead
 from sglmt.workers.poll_loop import PollLoop
 
 
@@ -56,7 +56,11 @@ class MultiTokenizerRouter:
         if prefix.scope == Scope.SCHEDULER:
             self._scheduler.send(frame)
         elif prefix.scope == Scope.WORKER:
-            self._workers.send(make_life(prefix.target_index, prefix.target_generation), frame)
+            life = target_life(prefix)
+            if life is None:
+                slot.add(SlotWord.UNROUTABLE)
+                return
+            self._workers.send(life, frame)
         elif prefix.scope == Scope.ALL_WORKERS:
             for index, generation in self._child.page.live(Role.TOKENIZER_WORKER):
                 self._workers.send(make_life(index, generation), frame)
@@ -73,6 +77,7 @@ class MultiTokenizerRouter:
         slot[SlotWord.BACKLOG_BYTES] = self._scheduler.backlog_bytes + self._workers.backlog_bytes
         slot[SlotWord.DROPPED_MESSAGES] = self._scheduler.dropped + self._workers.dropped
         slot[SlotWord.LATE_ROWS] = self._workers.late
+        slot.add(SlotWord.UNROUTABLE, self._workers.take_unroutable())
 
 
 def run(child: ChildContext) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+from sglmt.delivery.keys import life_of
 from sglmt.ipc.state_page import Slot, SlotWord
 from sglmt.messages.columns import RaggedColumn, Sparse, columns_of, pack, ragged_bounds, unpack
 from sglmt.messages.sampling import FinishReason, TextSpec
@@ -72,6 +73,10 @@ class RowText:
     def __len__(self) -> int:
         return len(self._states)
 
+    def held(self) -> list[int]:
+        """The keys something is kept of."""
+        return [*self._states, *self._ended]
+
     def forget(self, keys: list[int]) -> None:
         """These requests ended without a row."""
         for key in keys:
@@ -81,11 +86,10 @@ class RowText:
     def forget_lives(self, lives: set[int]) -> None:
         """These worker lives are gone, and their requests with them."""
         if lives:
-            self.forget([key for key in [*self._states, *self._ended] if key >> 32 in lives])
+            self.forget([key for key in self.held() if life_of(key) in lives])
 
     def turn(self, batch: BatchTokenIDOutput) -> BatchStrOutput | None:
-        """The text rows of `batch`, None when no row is left. Raises ValueError for a malformed batch."""
-        batch.check()
+        """The text rows of a batch that was checked, None when no row is left."""
         keys: tuple[int, ...] = unpack("Q", batch.keys)
         attempts: tuple[int, ...] = unpack("I", batch.attempts)
         offsets: tuple[int, ...] = unpack("I", batch.offsets)
@@ -141,14 +145,14 @@ class RowText:
         chars_before = state.chars
         text_state = state.text
         finish = rows.finish_reasons.get(row)
-        try:
-            text = text_state.push(ids[skip:])
-            used = text_state.used
-            if finish is not None and text_state.matched is None:
-                text += text_state.finish()
-        except TokenIdError as error:
-            self._end_with_error(rows, row, key, state, skip, str(error))
+        new_ids, error = self._split_at_bad_id(ids[skip:])
+        text = text_state.push(new_ids)
+        used = text_state.used
+        if error is not None and text_state.matched is None:
+            self._end_with_error(rows, row, key, state, skip, used, text, error)
             return
+        if finish is not None and text_state.matched is None:
+            text += text_state.finish()
         state.chars += len(text)
         state.next_offset += used
         rows.kept.append(row)
@@ -193,9 +197,11 @@ class RowText:
             self._states[key] = state
             return state
         ended = self._ended.get(key)
-        if ended is not None:
-            if attempt == ended.attempt:
-                self.finished.append(ended)  # the scheduler has not heard of it
+        if ended is not None and attempt == ended.attempt:
+            self.finished.append(ended)  # the scheduler has not heard of it
+            return None
+        if ended is not None and attempt < ended.attempt:
+            self._slot.add(SlotWord.STALE_ATTEMPT_ROWS)
             return None
         if state is None or attempt != state.attempt or offset > state.next_offset:
             self._slot.add(SlotWord.GAP_ROWS)
@@ -206,15 +212,29 @@ class RowText:
             return None
         return state
 
-    def _end_with_error(self, rows: _TextRows, row: int, key: int, state: TextState, skip: int, message: str) -> None:
+    def _split_at_bad_id(self, ids: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:
+        """The ids before the first that stands for no text, and what is wrong with that one.
+
+        So an answer ends at the same id however its ids are grouped, a replay included.
+        """
+        size = self._table.size
+        if ids and max(ids) >= size:
+            at = next(i for i, token_id in enumerate(ids) if token_id >= size)
+            return ids[:at], str(TokenIdError(ids[at], size))
+        return ids, None
+
+    def _end_with_error(
+        self, rows: _TextRows, row: int, key: int, state: TextState, skip: int, used: int, text: str, message: str
+    ) -> None:
         """An id that stands for no text costs its request an error, nobody else anything."""
         finish = FinishReason(kind="error", status=500, code="invalid_token_id", message=message)
         rows.kept.append(row)
-        rows.texts.append("")
+        rows.texts.append(text)
         rows.text_offsets.append(state.chars)
-        rows.cut[row] = skip
+        rows.cut[row] = skip + used
         rows.finish_reasons[row] = finish
-        self._end_here(FinishReq(key=key, attempt=state.attempt, output_tokens=state.next_offset, finish=finish))
+        output_tokens = state.next_offset + used
+        self._end_here(FinishReq(key=key, attempt=state.attempt, output_tokens=output_tokens, finish=finish))
         del self._states[key]
 
     def _end_here(self, finish: FinishReq) -> None:

@@ -21,13 +21,14 @@ from sglmt.errors import EngineError, EngineRefusal
 from sglmt.ipc.addresses import ipc_address
 from sglmt.ipc.state_page import Phase, SlotWord
 from sglmt.messages.columns import unpack
-from sglmt.messages.frame import Role, Scope
+from sglmt.messages.frame import FrameError, Role, Scope
 from sglmt.messages.registry import kind_of
 from sglmt.messages.sampling import FinishReason, SamplingParams
 from sglmt.messages.to_scheduler import (
     AbortReq,
     ControlMarker,
     FinishReq,
+    HeldTextsReq,
     LiveRequestsReq,
     ResumeReq,
     TokenizedEmbeddingReqInput,
@@ -76,6 +77,7 @@ class Scheduler:
             ResumeReq: self._resume,
             LiveRequestsReq: self._reconcile,
             ControlMarker: self._mark_control,
+            HeldTextsReq: self._answer_held_texts,
         }
         self._control = ControlFollower(child, self._begin_change)
         self._change = PendingChange()
@@ -131,9 +133,16 @@ class Scheduler:
             message = self._receiver.message(prefix, frame)
             handler = self._handlers.get(type(message))
             if handler is not None:
-                handler(message)
+                self._handle(handler, message)
             elif message is not None:
                 self._child.slot.add(SlotWord.UNROUTABLE)
+
+    def _handle(self, handler: Callable[[Any], None], message: object) -> None:
+        """A message whose content is inconsistent costs that message only."""
+        try:
+            handler(message)
+        except ValueError as error:
+            self._receiver.refuse(FrameError("inconsistent", f"{type(message).__name__}: {error}"))
 
     def _step(self) -> None:
         engine = self._engine
@@ -167,8 +176,7 @@ class Scheduler:
         for life in self._ledger.lives():
             if self._worker_is_dead(*split_life(life)):
                 for record in self._ledger.forget_life(life):
-                    self._release(record)
-                    self._emitter.drop(record.key)
+                    self._forget(record)
         self._control.poll()
         self._complete_change()
         self._emitter.flush()
@@ -197,6 +205,7 @@ class Scheduler:
         replaced = self._ledger.add(record)
         if replaced is not None:
             self._release(replaced)
+            self._emitter.drop(replaced.key)
         refusal = self._refusal(request, taken)
         if refusal is not None:
             self._end(record, refusal)
@@ -212,7 +221,7 @@ class Scheduler:
     ) -> FinishReason | None:
         if request.key in self._suspects.convicted:
             return _abort(500, "engine_died", "the engine died twice on this request", kind="error")
-        if rid_taken:
+        if rid_taken and request.attempt == 1:
             return _abort(400, "duplicate_rid", f"rid {request.rid!r} belongs to another live request")
         limit = self._child.args.max_queued_requests
         full = len(self._queue) >= limit and len(self._running) >= self._child.args.max_running_requests
@@ -310,11 +319,10 @@ class Scheduler:
             self._engine.abort(record.key)
 
     def _forget(self, record: Record) -> None:
-        """Its worker no longer wants it: free everything, tell the detokenizer if it may still know it."""
+        """Its worker no longer wants it: free everything, here and at its detokenizer."""
         self._release(record)
         self._ledger.remove(record.key)
-        if record.start_sent and not record.finish_sent:
-            self._emitter.drop(record.key)
+        self._emitter.drop(record.key)
 
     # control state
 
@@ -389,10 +397,11 @@ class Scheduler:
             return
         self._release(record)
         del record.output_ids[request.output_tokens :]
-        record.sent = len(record.output_ids)
         record.stage = Stage.FINISHED
         record.finish = request.finish
-        record.finish_sent = True
+        # Being replayed just now: the rest, and the finish, are still to go.
+        record.finish_sent = record.start_sent and record.sent >= len(record.output_ids)
+        record.sent = min(record.sent, len(record.output_ids))
         self._ledger.release_rid(record)
 
     def _resume(self, request: ResumeReq) -> None:
@@ -400,6 +409,11 @@ class Scheduler:
             record = self._ledger.get(key, attempt)
             if record is not None:
                 self._replay(record)
+
+    def _answer_held_texts(self, request: HeldTextsReq) -> None:
+        for key in unpack("Q", request.keys):
+            if key not in self._ledger.records:
+                self._emitter.drop(key)
 
     def _replay(self, record: Record) -> None:
         record.rewind()
@@ -422,9 +436,7 @@ class Scheduler:
         for record in result.resume:
             self._replay(record)
         for record in result.forget:
-            self._release(record)
-            if record.start_sent and not record.finish_sent:
-                self._emitter.drop(record.key)
+            self._forget(record)
         if result.unknown:
             reply = UnknownRequests(requests=result.unknown)
             frame = self._child.writer.frame(kind_of(reply), Scope.WORKER, reply, index, generation)

@@ -30,14 +30,15 @@ from sglmt.control.commands import Change, Command, Status
 from sglmt.control.protocol import ServerSideError
 from sglmt.control.state import ControlChange, ControlOutcome, ControlState
 from sglmt.errors import ExitCode, SglmtError
+from sglmt.http.access import Access
 from sglmt.http.app import App
 from sglmt.http.auth import ApiKeys
-from sglmt.http.control_handlers import control_routes
+from sglmt.http.embedding_handlers import embedding_probe
 from sglmt.http.errors import bad_request, unavailable
-from sglmt.http.generation_handlers import generation_routes, probe_submission
-from sglmt.http.info_handlers import info_routes
+from sglmt.http.generation_handlers import probe_submission
 from sglmt.http.limits import ModelLimits
 from sglmt.http.native.info import server_info_body
+from sglmt.http.routes import all_routes
 from sglmt.http.server import HttpServer
 from sglmt.http.streams import Flusher
 from sglmt.ipc.addresses import CONTROL_SOCKET, http_worker_ipc
@@ -47,18 +48,21 @@ from sglmt.messages.sampling import FinishReason, TokenLogprobs
 from sglmt.messages.to_detokenizer import BatchEmbeddingOutput
 from sglmt.messages.to_worker import BatchStrOutput, UnknownRequests
 from sglmt.server_args import SchedulerInfo, ServerArgs
+from sglmt.status.counters import read_counts
+from sglmt.status.metrics import BuildInfo, exposition
+from sglmt.tls import server_context
 from sglmt.tokenizer.chat_template import ChatTemplate
-from sglmt.tokenizer.loading import Tokenizer, load_chat_template, load_tokenizer
+from sglmt.tokenizer.loading import Tokenizer
 from sglmt.tokenizer.model_info import ModelInfo
 from sglmt.workers.child import ChildContext
 from sglmt.workers.control_follower import ControlFollower
 from sglmt.workers.counters import FrameReceiver
 from sglmt.workers.frontend import Frontend
 from sglmt.workers.live_request import LiveRequest
+from sglmt.workers.preloaded import Preloaded, take_or_load
 
 TICK_S = 0.05
 BUSY_TICK_S = 0.002  # while something is kept back for the next hop
-KEEP_ALIVE_S = 75
 PROBE_PATIENCE_S = 2.0
 
 
@@ -70,7 +74,7 @@ class TokenizerWorker:
         self.args = child.args
         self.tokenizer = tokenizer
         self.template = template
-        self.keys = ApiKeys(child.bootstrap.api_keys)
+        self.keys = ApiKeys(child.bootstrap.api_keys, child.bootstrap.admin_keys)
         self.frontend = Frontend(child)
         self.flusher = Flusher()
         self.started_unix_s = int(time.time())
@@ -95,13 +99,19 @@ class TokenizerWorker:
         listen_fd = self._child.bootstrap.listen_fd
         if listen_fd is None:
             raise RuntimeError("a tokenizer worker needs the listening socket")
-        app = App(self, {**generation_routes(), **info_routes(), **control_routes()}, self._child.slot, self._child.log)
+        access = Access(self.args.cors_origin, self.args.allowed_host)
+        app = App(self, access, all_routes(), self._child.slot, self._child.log)
+        tls = None
+        if self.args.ssl_certfile is not None:
+            tls = server_context(self.args.ssl_certfile, self.args.ssl_keyfile)
         self._server = HttpServer(
             app,
             socket.socket(fileno=os.dup(listen_fd)),
-            keep_alive_s=KEEP_ALIVE_S,
+            keep_alive_s=self.args.keep_alive_timeout,
+            receive_timeout_s=self.args.receive_timeout,
             connection_counts=lambda: [slot[SlotWord.CONNECTIONS] for slot in self._worker_slots],
             count_changed=self._count_connections,
+            tls=tls,
         )
         loop.add_reader(self._inbox.fd, self._drain_inbox)
         loop.add_reader(self._child.death_fd, self._child.supervisor_is_gone)
@@ -277,6 +287,12 @@ class TokenizerWorker:
         }
         return server_info_body(self.args, info, __version__, more)
 
+    def metrics(self) -> bytes:
+        """The body of `/metrics`: the whole instance, from the state page."""
+        args = self.args
+        build = BuildInfo(version=__version__, engine=args.engine, model=args.model_name, mode=args.mode)
+        return exposition(read_counts(self._child.page), build)
+
     async def change_control(self, change: ControlChange, deadline_s: float) -> ControlOutcome:
         """Have the supervisor make a change everywhere. Raises ApiError (400 refused, 503 no answer)."""
         command = Change(change=change, within_s=max(0.0, deadline_s - time.monotonic() - 0.5))
@@ -303,7 +319,8 @@ class TokenizerWorker:
         sink = _ProbeSink()
         special = set(self.tokenizer.info.special_token_ids)
         token_id = next(i for i in range(self.tokenizer.vocab_size) if i not in special)
-        request = self.frontend.submit(probe_submission(self.frontend.next_key(), token_id), 0, 1, sink, False)
+        make_probe = embedding_probe if self.tokenizer.info.is_embedding else probe_submission
+        request = self.frontend.submit(make_probe(self.frontend.next_key(), token_id), 0, 1, sink, False)
         try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline_s - time.monotonic()):
                 return await sink.done
@@ -349,6 +366,7 @@ def _limits(args: ServerArgs, model: ModelInfo, info: SchedulerInfo | None) -> M
         eos_token_ids=tuple(model.eos_token_ids),
         generation_defaults=dict(model.generation_defaults),
         is_simulator=args.engine == "simulator",
+        embedding_dimensions=info.embedding_dimensions if info else None,
     )
 
 
@@ -356,10 +374,10 @@ def run(child: ChildContext) -> None:
     """Entry of the role."""
     child.slot.enter(Phase.LOADING)
     info = msgspec.convert(child.arguments.model_info, ModelInfo)
-    tokenizer = load_tokenizer(info, child.args.tokenizer_backend)
-    template = load_chat_template(info)
+    forked_with = child.preloaded if isinstance(child.preloaded, Preloaded) else None
+    loaded = take_or_load(forked_with, info, child.args.tokenizer_backend)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(child, tokenizer, template))
+        runner.run(_serve(child, loaded.tokenizer, loaded.template))
 
 
 async def _serve(child: ChildContext, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:

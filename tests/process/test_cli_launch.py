@@ -16,6 +16,7 @@ import pytest
 
 from sglmt.errors import ExitCode
 from tests.support.instance import COMMAND, Instance
+from tests.support.leaks import note_launcher
 from tests.support.wait import wait_until
 
 SIMULATOR = ("--engine", "simulator")
@@ -32,6 +33,7 @@ def supervisor_pid(instance: Instance) -> int:
     """Pid from the run directory, 0 as long as there is none."""
     try:
         record = json.loads((instance.runtime_dir / instance.name / "instance.json").read_bytes())
+        note_launcher(int(record["process"]["pid"]))
         return int(record["process"]["pid"])
     except OSError:
         return 0

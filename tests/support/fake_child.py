@@ -5,7 +5,7 @@ Run as `fake_child.py PLAN --bootstrap-fd N LABEL`. PLAN is JSON: label (or role
 - `start`: `ready` (default), `hang`, `exit:<code>`, `failed:<reason>`, `kill:<signal>`
 - `then`: `serve` (default), `exit:<code>`, `kill:<signal>`, `silent`; once `after_file` exists, if given
 - `until`: the last generation that misbehaves (absent: all do)
-- `say`: lines for stderr
+- `say`: lines for stderr; `last_words`: text without a newline at its end, just before a misbehaviour at start
 - `ignore_term`, `ignore_probe`, `orphan` (outlives its supervisor), `grandchild` (starts a `sleep`): true
 """
 
@@ -95,6 +95,8 @@ def main() -> None:
     for line in chosen.get("say", []):
         print(line, file=sys.stderr, flush=True)
     if chosen.get("start", "ready") != "ready":
+        sys.stderr.write(chosen.get("last_words", ""))
+        sys.stderr.flush()
         misbehave(chosen["start"], bootstrap.ready_fd)
     page.slot(bootstrap.slot).enter(Phase.READY)
     report_ready(bootstrap, chosen)

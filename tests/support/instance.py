@@ -15,6 +15,8 @@ from typing import Any, Self
 
 import psutil
 
+from tests.support.leaks import note_launcher
+
 COMMAND = Path(sys.executable).parent / "sglmt"
 COMMAND_WITHIN_S = 60.0
 LOG_LINES = 60
@@ -53,6 +55,7 @@ class Instance:
         assert done.returncode == 0, f"launch ended with {done.returncode}:\n{done.stdout}{done.stderr}"
         snapshot = self.snapshot()
         self.url, self.pid = snapshot["url"], snapshot["pid"]
+        note_launcher(self.pid)
         return self
 
     def status(self) -> dict[str, Any]:

@@ -23,6 +23,15 @@ SETTLE_S = 3.0
 TOLERATED_FDS = ("/dev/urandom", "/dev/null", "anon_inode:[eventpoll]", "anon_inode:[eventfd]", "/proc/")
 
 
+# Launchers that tests started. The dead carry no mark, and other sessions on this machine leave segments too.
+_OWN_PIDS: set[int] = set()
+
+
+def note_launcher(pid: int) -> None:
+    """From now on what this process leaves in shared memory counts, also after its death."""
+    _OWN_PIDS.add(pid)
+
+
 @dataclass(frozen=True)
 class Belongings:
     """What exists at one moment."""
@@ -105,7 +114,7 @@ def _fds() -> frozenset[tuple[int, str]]:
 
 
 def _segments() -> frozenset[str]:
-    """Segments of this user whose launcher is gone, or is one of the processes a test started."""
+    """Segments of launchers that a test started: known ones, dead or alive, and whatever carries our mark."""
     mark = f"{MARK_VARIABLE}={os.environ.get(MARK_VARIABLE, '')}".encode()
     found: set[str] = set()
     for path in SHM_DIR.glob(f"{SEGMENT_PREFIX}*"):
@@ -115,7 +124,7 @@ def _segments() -> frozenset[str]:
         except OSError:
             continue
         pid = path.name.removeprefix(SEGMENT_PREFIX).partition("_")[0]
-        if pid.isdigit() and (int(pid) == os.getpid() or not psutil.pid_exists(int(pid)) or _is_marked(int(pid), mark)):
+        if pid.isdigit() and (int(pid) in _OWN_PIDS or int(pid) == os.getpid() or _is_marked(int(pid), mark)):
             found.add(path.name)
     return frozenset(found)
 
@@ -130,11 +139,11 @@ def _run_files() -> frozenset[str]:
 
 
 def _owned(record: Path, mark: bytes) -> bool:
-    """Whether the instance that wrote this record is one of ours, or gone."""
+    """Whether the instance that wrote this record is one of ours."""
     import json
 
     try:
         pid = int(json.loads(record.read_bytes())["process"]["pid"])
     except (OSError, ValueError, KeyError):
         return False
-    return not psutil.pid_exists(pid) or _is_marked(pid, mark)
+    return pid in _OWN_PIDS or _is_marked(pid, mark)

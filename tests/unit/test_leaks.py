@@ -43,6 +43,9 @@ def test_a_segment_of_a_dead_launcher_is_seen() -> None:
         pass
     segment = Path(leaks.SHM_DIR) / f"{leaks.SEGMENT_PREFIX}{dead.pid}_{'0' * 16}"
     segment.write_bytes(b"")
+    somebody_elses = leaks.differences(before, leaks.take_stock())
+    leaks.note_launcher(dead.pid)
     left = leaks.differences(before, leaks.take_stock())
     segment.unlink()
+    assert somebody_elses == []
     assert left == [f"shared memory {segment.name}"]

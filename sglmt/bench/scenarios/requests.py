@@ -7,8 +7,8 @@ Prompts are natural English, each another one, so that no cache of words or prom
 from __future__ import annotations
 
 import asyncio
+import http.client
 import random
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -65,9 +65,12 @@ def chars_per_token(port: int, tokens: int) -> float:
 
 def count_tokens(port: int, text: str) -> int:
     """How many tokens the server's tokenizer makes of a text."""
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/tokenize", msgspec.json.encode({"prompt": text}))
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        return int(msgspec.json.decode(answer.read())["count"])
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("POST", "/tokenize", msgspec.json.encode({"prompt": text}))
+        return int(msgspec.json.decode(connection.getresponse().read())["count"])
+    finally:
+        connection.close()
 
 
 def measure_short(bench: Bench, name: str, scenario: Short) -> Result:

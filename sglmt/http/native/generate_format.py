@@ -49,6 +49,8 @@ class _ChoiceState:
 class GenerateFormatter:
     """Events of one `/generate` request, or its whole body."""
 
+    finishes_aborts = True
+
     def __init__(self, request: GenerationRequest, context: FormatContext) -> None:
         self._request = request
         self._context = context

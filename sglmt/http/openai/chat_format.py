@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 class ChatFormatter:
     """Chunks of one chat request, or its whole body."""
 
+    finishes_aborts = False
+
     def __init__(self, request: GenerationRequest, context: FormatContext) -> None:
         self._request = request
         self._context = context

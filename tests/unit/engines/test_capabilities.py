@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from sglmt.engines import openvino
+from sglmt.engines import openvino, openvino_embedding
 from sglmt.engines.base import Capability, EngineInfo
 from sglmt.engines.simulator import SimulatorEngine
 
@@ -37,7 +37,11 @@ def simulator_capabilities() -> dict[str, str]:
     return engine.info().capabilities
 
 
-@pytest.mark.parametrize("declared", [simulator_capabilities(), openvino.CAPABILITIES], ids=["simulator", "openvino"])
+@pytest.mark.parametrize(
+    "declared",
+    [simulator_capabilities(), openvino.CAPABILITIES, openvino_embedding.CAPABILITIES],
+    ids=["simulator", "openvino", "openvino embedding"],
+)
 def test_every_feature_is_declared_once(declared: dict[str, str]) -> None:
     assert set(declared) == features()
     assert set(declared.values()) <= WORDS
