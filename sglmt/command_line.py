@@ -102,7 +102,7 @@ def _option(field: str, flag: Flag, hint: Any, group: str) -> Callable[[Callable
         field,
         metavar=flag.metavar or _metavar(field, hint, choices),
         shell_complete=_complete(choices) if choices else None,
-        type=click.Path() if field.endswith(("_path", "_file", "_dir", "_template")) else str,
+        type=click.Path() if field.endswith(("_path", "file", "_dir", "_template")) else str,
         **common,
     )
 
@@ -124,7 +124,7 @@ def _metavar(field: str, hint: Any, choices: Sequence[str]) -> str:
         return "N"
     if float in kinds:
         return "MS" if field.endswith("_ms") else "S"
-    for ending, metavar in (("_path", "PATH"), ("_file", "FILE"), ("_template", "FILE"), ("_dir", "DIR")):
+    for ending, metavar in (("_path", "PATH"), ("file", "FILE"), ("_template", "FILE"), ("_dir", "DIR")):
         if field.endswith(ending):
             return metavar
     return "TEXT"

@@ -181,6 +181,11 @@ class App:
         self._slot = slot
         self._log: Callable[[str, str], None] = log
 
+    def count_refusal(self) -> None:
+        """Count bytes that were refused before they were a request: junk, headers that are too large or too slow."""
+        for word in (SlotWord.REQUESTS_TOTAL, SlotWord.REQUESTS_REFUSED, route_word(OTHER_ROUTE, Outcome.REFUSED)):
+            self._slot.add(word)
+
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """The ASGI entry."""
         call = Call(self._service, self._slot, scope, receive, send)
@@ -207,6 +212,7 @@ class App:
         call.extra_headers = self._access.answer_headers(headers)
         self._access.check_host(path, headers)
         if is_websocket(headers):
+            call.extra_headers.append((b"connection", b"close"))
             raise websocket_refused()
         call.service.keys.authorize(method, path, headers)
         handler = self._routes.get((method, route))

@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterable
 from email.utils import formatdate
 from typing import Any, Protocol
 
+import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from sglmt.http.access import is_websocket
 from sglmt.http.errors import ApiError, bad_request, error_body, headers_too_large, slow_request
 
 RETRY_ACCEPT_S = 0.003
@@ -67,7 +69,13 @@ class Connection(HttpToolsProtocol):
         self.was_made = True
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("the request is not valid HTTP/1.1")
         if self._head_since_s is None:
             return
         self._head_bytes += len(data)
@@ -81,11 +89,33 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_since_s = None
-        super().on_headers_complete()
+        if not self._offers_upgrade():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self._offers_upgrade():
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         self._idle_since_s = self._server.loop.time()
         super().on_response_complete()
+
+    def _offers_upgrade(self) -> bool:
+        """Whether the request would also be content with another protocol, such as HTTP/2: it gets HTTP/1.1."""
+        parser = self.parser
+        return parser.should_upgrade() and parser.get_method() != b"CONNECT" and not is_websocket(self.headers)
+
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """Read a request that offers an upgrade as if it did not: the parser takes its body for the other protocol."""
+        if not self._offers_upgrade():
+            return
+        dropped = (b"upgrade", b"connection", b"http2-settings")
+        head = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
+        for name, value in self.headers:
+            if name not in dropped:
+                head += [name, b": ", value, b"\r\n"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"".join([*head, b"\r\n", rest]))
 
     @property
     def _is_between_requests(self) -> bool:
@@ -119,7 +149,11 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, error: ApiError, status_line: bytes) -> None:
         """Answer what never became a request, and close."""
         self._head_since_s = None
+        self._server.count_refusal()
         body = error_body(error, "openai")
+        if not self._is_between_requests:  # junk behind a request that runs: its answer cannot go on honestly
+            self.transport.close()
+            return
         self.transport.write(
             b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nconnection: close\r\n"
             b"content-length: %d\r\n\r\n%b" % (status_line, len(body), body)
@@ -139,10 +173,11 @@ class HttpServer:
         receive_timeout_s: float,
         connection_counts: Callable[[], Iterable[int]],
         count_changed: Callable[[int, int], None],
+        count_refusal: Callable[[], None],
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """`connection_counts` gives the open connections of all serving workers, this one included;
-        `count_changed(open, accepted in all)` is told this worker's."""
+        `count_changed(open, accepted in all)` is told this worker's, `count_refusal` of what never became a request."""
         self.loop = asyncio.get_running_loop()
         self.keep_alive_s = keep_alive_s
         self.receive_timeout_s = receive_timeout_s
@@ -166,6 +201,7 @@ class HttpServer:
         self._listener = listener
         self._connection_counts = connection_counts
         self._count_changed = count_changed
+        self.count_refusal = count_refusal
         self._open = 0
         self._accepted = 0
         self._accepting = False

@@ -51,6 +51,7 @@ class HeaderWord(enum.IntEnum):
     ACCEPT_MEAN_X1000 = 9  # mean open connections a running worker, times 1000
     READY = 10  # 1 while requests can be served
     DRAIN_DEADLINE_NS = 11  # monotonic; 0 when not draining
+    SLOTS_EVER_USED = 12  # slots at and above this number were never taken: nobody needs to look there
     FOLD_SEQUENCE = 32  # odd while the counters of a dead life move into the totals of its role
 
 
@@ -239,6 +240,18 @@ class StatePage:
             raise IndexError(f"slot {number} of {self.slots}")
         return Slot(self._words, number, HEADER_WORDS + GENERATION_WORDS + number * SLOT_WORDS)
 
+    def occupy(self, number: int, role: Role, index: int, generation: int) -> Slot:
+        """Supervisor only: hand slot `number` to a life that is about to be spawned."""
+        slot = self.slot(number)
+        slot.clear()
+        if number >= self.header(HeaderWord.SLOTS_EVER_USED):
+            self.set_header(HeaderWord.SLOTS_EVER_USED, number + 1)
+        slot[SlotWord.ROLE] = role
+        slot[SlotWord.INDEX] = index
+        slot[SlotWord.GENERATION] = generation
+        slot[SlotWord.OCCUPIED] = 1
+        return slot
+
     def totals(self, role: Role) -> Slot:
         """The counters of the lives of `role` that are gone; only the supervisor writes them."""
         number = self.slots + role
@@ -250,13 +263,13 @@ class StatePage:
         first = HEADER_WORDS + GENERATION_WORDS
         return {
             (words[base + SlotWord.INDEX], words[base + SlotWord.GENERATION])
-            for base in range(first, first + self.slots * SLOT_WORDS, SLOT_WORDS)
+            for base in range(first, first + self.header(HeaderWord.SLOTS_EVER_USED) * SLOT_WORDS, SLOT_WORDS)
             if words[base + SlotWord.OCCUPIED] and words[base + SlotWord.ROLE] == role
         }
 
     def serving_slots(self, role: Role) -> list[Slot]:
         """The slots of the lives of `role` that are ready (or inside the engine)."""
-        slots = (self.slot(number) for number in range(self.slots))
+        slots = (self.slot(number) for number in range(self.header(HeaderWord.SLOTS_EVER_USED)))
         return [
             slot
             for slot in slots

@@ -30,12 +30,7 @@ class SlotTable:
         """
         if not self._free:
             raise ResourceError(f"state page: all {self._page.slots} slots are taken")
-        slot = self._page.slot(self._free.pop())
-        slot.clear()
-        slot[SlotWord.ROLE] = role
-        slot[SlotWord.INDEX] = index
-        slot[SlotWord.GENERATION] = generation
-        slot[SlotWord.OCCUPIED] = 1
+        slot = self._page.occupy(self._free.pop(), role, index, generation)
         self._page.publish_generation(role, index, generation)
         return slot
 

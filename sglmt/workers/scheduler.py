@@ -224,8 +224,9 @@ class Scheduler:
         if rid_taken and request.attempt == 1:
             return _abort(400, "duplicate_rid", f"rid {request.rid!r} belongs to another live request")
         limit = self._child.args.max_queued_requests
-        full = len(self._queue) >= limit and len(self._running) >= self._child.args.max_running_requests
-        if full and request.attempt == 1:
+        # Many may arrive in one turn, before any is admitted: the engine's free slots are places too, no more.
+        places = limit + self._child.args.max_running_requests - len(self._running)
+        if len(self._queue) >= places and request.attempt == 1:
             return FinishReason(
                 kind="abort",
                 status=429,

@@ -111,6 +111,7 @@ class TokenizerWorker:
             receive_timeout_s=self.args.receive_timeout,
             connection_counts=lambda: [slot[SlotWord.CONNECTIONS] for slot in self._worker_slots],
             count_changed=self._count_connections,
+            count_refusal=app.count_refusal,
             tls=tls,
         )
         loop.add_reader(self._inbox.fd, self._drain_inbox)
@@ -220,9 +221,14 @@ class TokenizerWorker:
         return self._stopping.is_set()
 
     async def _drain(self) -> None:
-        """Stop accepting; wait for running requests until the deadline; abort the rest, with an answer."""
+        """Wait for running requests until the deadline; abort the rest, with an answer.
+
+        When the whole instance stops, new connections are still taken and told so (503) as long as requests run;
+        a worker that ends alone leaves them to the others.
+        """
         self._child.slot.enter(Phase.DRAINING)
-        self._server.stop_accepting()
+        if not self._child.page.header(HeaderWord.DRAIN_DEADLINE_NS):
+            self._server.stop_accepting()
         self._server.close_idle()
         while self.frontend.live:
             if time.monotonic() >= self._child.drain_deadline_s(time.monotonic()):
@@ -237,6 +243,7 @@ class TokenizerWorker:
                 )
                 break
             await asyncio.sleep(0.01)
+        self._server.stop_accepting()
         await self._close_connections(time.monotonic() + 2.0)
 
     async def _close_connections(self, deadline_s: float) -> None:

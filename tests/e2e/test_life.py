@@ -15,12 +15,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import openai
 import psutil
 
 from sglmt.errors import ExitCode
 from tests.support.instance import COMMAND, Instance
 from tests.support.serving import (
     Stream,
+    get,
     look,
     post,
     remains_of,
@@ -92,19 +94,19 @@ def test_one_worker_gives_the_answers_of_many(instance: Instance, tmp_path: Path
             assert roles.count("tokenizer_worker") == int(workers)
             assert roles.count("router") == (0 if workers == "1" else 1)
             if workers == "8":
-                serve_from_every_worker(one)
+                serve_from_many_workers(one)
     assert texts[0] == texts[1]
 
 
-def serve_from_every_worker(instance: Instance) -> None:
-    """As many streams at once as there are workers, twice: each of them gets some."""
+def serve_from_many_workers(instance: Instance) -> None:
+    """Three streams for each worker at once: they spread."""
 
     async def scenario() -> None:
         async with streams_to(instance) as streams:
             opened = [streams.start("/generate", **native(200)) for _ in range(24)]
             await until(lambda: all(stream.chunks for stream in opened), 20, "all streams run")
             busy_workers = [row for row in look(instance).processes if row.role == "tokenizer_worker" and row.in_flight]
-            assert len(busy_workers) == 8
+            assert len(busy_workers) >= 6  # connections are spread by their number, not dealt out
             assert len({answer_of(await stream.finish())[0] for stream in opened}) == 1
 
     asyncio.run(scenario())
@@ -140,13 +142,37 @@ def test_a_killed_worker_costs_its_own_requests_only(instance: Instance) -> None
     row = next(row for row in instance.processes("tokenizer_worker") if row["index"] == 1)
     assert (row["restarts"], row["last_exit"]["signal"]) == (1, "SIGKILL (9)")
 
-    async def use_all() -> None:
-        async with streams_to(instance) as streams:
-            again = [streams.start("/generate", **native(100)) for _ in range(8)]
-            await until(lambda: all(stream.chunks for stream in again), 20, "all streams run")
-            assert all(row.in_flight for row in look(instance).processes if row.role == "tokenizer_worker")
+    asyncio.run(official_client_and_a_killed_worker(instance))
 
-    asyncio.run(use_all())
+
+async def official_client_and_a_killed_worker(instance: Instance) -> None:
+    """With its default retries what does not stream succeeds; a stream raises the client's connection error."""
+    ask: dict[str, Any] = {"model": "default", "prompt": "b", "max_tokens": 200}
+
+    async def read(client: openai.AsyncOpenAI, began: list[int]) -> str:
+        text = ""
+        async for chunk in await client.completions.create(**ask, stream=True):
+            began.append(1)
+            text += chunk.choices[0].text
+        return text
+
+    async with openai.AsyncOpenAI(base_url=instance.url + "/v1", api_key="none") as client:
+        expected = (await client.completions.create(**ask)).choices[0].text
+        began: list[int] = []
+        wholes = [asyncio.create_task(client.completions.create(**ask)) for _ in range(8)]
+        streams = [asyncio.create_task(read(client, began)) for _ in range(8)]
+        await until(lambda: len(began) > 30 and look(instance).totals.running == 16, 20, "all run")
+        victim = next(row for row in look(instance).processes if row.role == "tokenizer_worker" and row.index == 0)
+        assert victim.pid is not None
+        assert 0 < victim.in_flight < 16
+        os.kill(victim.pid, signal.SIGKILL)
+        assert {(await whole).choices[0].text for whole in wholes} == {expected}
+        results = await asyncio.gather(*streams, return_exceptions=True)
+    broken = [result for result in results if isinstance(result, BaseException)]
+    assert all(isinstance(error, openai.APIConnectionError) for error in broken), broken
+    assert 0 < len(broken) < 8
+    assert {result for result in results if isinstance(result, str)} == {expected}
+    await until(lambda: look(instance).state == "running", 20, "the worker is back")
 
 
 def test_a_killed_supervisor_takes_everything_with_it(instance: Instance) -> None:
@@ -205,8 +231,9 @@ def test_a_terminated_instance_refuses_new_requests_and_finishes_the_running_one
                 await until(lambda: stream.chunks > 2, 20, "the stream runs")
                 launcher.send_signal(signal.SIGTERM)
                 await until(lambda: look(instance).state == "draining", 2, "it drains")
-                refusals = [await asyncio.to_thread(refusal, instance) for _ in range(4)]
-                assert set(refusals) <= {"503", "ConnectError"}, refusals
+                assert [await asyncio.to_thread(refusal, instance) for _ in range(4)] == [503] * 4
+                assert (await asyncio.to_thread(get, instance, "/ready")).status_code == 503
+                assert (await asyncio.to_thread(get, instance, "/health")).status_code == 200
                 return await stream.finish()
 
         stream = asyncio.run(scenario())
@@ -215,14 +242,11 @@ def test_a_terminated_instance_refuses_new_requests_and_finishes_the_running_one
     assert list(instance.runtime_dir.iterdir()) == []
 
 
-def refusal(instance: Instance) -> str:
-    """How a new request is turned away, within a second."""
-    try:
-        answer = httpx.post(instance.url + "/generate", json=native(1), timeout=1.0)
-        assert answer.headers["connection"] == "close"
-        return str(answer.status_code)
-    except httpx.TransportError as error:
-        return type(error).__name__
+def refusal(instance: Instance) -> int:
+    """The status a new request gets, at once."""
+    answer = httpx.post(instance.url + "/generate", json=native(1), timeout=1.0)
+    assert answer.headers["connection"] == "close"
+    return answer.status_code
 
 
 def test_what_is_not_done_by_the_drain_deadline_is_told_so(instance: Instance, tmp_path: Path) -> None:
@@ -245,7 +269,6 @@ def test_what_is_not_done_by_the_drain_deadline_is_told_so(instance: Instance, t
         for ended in (stream, chat):
             last = ended.events[-1]
             assert last["error"]["code"] == "shutting_down", last
-            assert "event: error" in ended.body
         assert (whole.status_code, whole.json()["error"]["code"]) == (503, "shutting_down")
         assert launcher.wait(10) == 0
         assert time.monotonic() - began_s < 20

@@ -224,7 +224,7 @@ def test_a_client_that_is_gone_is_forgotten(served: Instance, how: str) -> None:
 
 def test_a_stopped_worker_stalls_nobody_else(instance: Instance) -> None:
     instance.launch(*SIMULATOR, "--workers", "3", "--heartbeat-timeout", "2")
-    body = native(600, incremental_streaming_output=True)
+    body = native(300, incremental_streaming_output=True)
     expected = post(instance, "/generate", **body).json()["output_ids"]
 
     async def scenario() -> None:
@@ -236,7 +236,7 @@ def test_a_stopped_worker_stalls_nobody_else(instance: Instance) -> None:
             with stopped(victim.pid):  # a pause that streams survive
                 marks = [stream.chunks for stream in opened]
                 await until(
-                    lambda: sum(s.chunks > m + 80 for s, m in zip(opened, marks, strict=True)) == 12 - victim.in_flight,
+                    lambda: sum(s.chunks > m + 60 for s, m in zip(opened, marks, strict=True)) == 12 - victim.in_flight,
                     10, "the others go on",
                 )  # fmt: skip
             for stream in opened:
@@ -250,7 +250,7 @@ def test_a_stopped_worker_stalls_nobody_else(instance: Instance) -> None:
             held = next(row.in_flight for row in look(instance).processes if row.pid == victim.pid)
             os.kill(victim.pid, signal.SIGSTOP)  # one that lasts: it is replaced, its requests are aborted
             await until(lambda: look(instance).totals.running == 12 - held, 10, "the engine has dropped its requests")
-            assert sum(stream.failure is not None for stream in opened) == held
+            await until(lambda: sum(s.failure is not None for s in opened) == held, 5, "exactly its clients are told")
             others = [stream for stream in opened if stream.failure is None]
             assert max(stream.longest_gap_s for stream in others) < 1.0
 

@@ -264,9 +264,8 @@ class World:
     def start(self, role: Role, index: int) -> Life:
         """A new life; from now on it is the one to talk to."""
         generation = next(self._generations[role, index])
-        slot = next(slot for n in range(SLOTS) if not (slot := self.page.slot(n))[SlotWord.OCCUPIED])
-        slot[SlotWord.ROLE], slot[SlotWord.INDEX], slot[SlotWord.GENERATION] = role, index, generation
-        slot[SlotWord.OCCUPIED] = 1
+        number = next(n for n in range(SLOTS) if not self.page.slot(n)[SlotWord.OCCUPIED])
+        slot = self.page.occupy(number, role, index, generation)
         child = FakeChild(
             role=role,
             index=index,
