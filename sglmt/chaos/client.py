@@ -19,11 +19,11 @@ class ExchangeError(Exception):
 
 
 class ConnectionFailed(ExchangeError):
-    """Refused, reset, or closed before the end of the answer. `local_port` is 0 when there was no connection."""
+    """Refused, reset, or closed before the end of the answer; `doomed`: by the worker that was killed on purpose."""
 
-    def __init__(self, message: str, local_port: int = 0) -> None:
+    def __init__(self, message: str, doomed: bool = False) -> None:
         super().__init__(message)
-        self.local_port = local_port
+        self.doomed = doomed
 
 
 class Hang(ExchangeError):
@@ -32,12 +32,11 @@ class Hang(ExchangeError):
 
 @dataclass(frozen=True)
 class HttpAnswer:
-    """Status and whole body; `local_port` tells which connection it was."""
+    """Status and whole body."""
 
     status: int
     headers: dict[str, str]
     body: bytes
-    local_port: int
 
 
 class Exchange(asyncio.Protocol):
@@ -48,6 +47,7 @@ class Exchange(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.received = bytearray()
         self.local_port = 0
+        self.doomed = False  # the worker at the other end is about to be killed
         self.last_data_s = time.monotonic()
         self.ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
@@ -72,14 +72,21 @@ class Exchange(asyncio.Protocol):
 
 
 class Client:
-    """Requests to one server. `open_exchanges` are those under way."""
+    """Requests to one server."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         assert parts.hostname is not None
         assert parts.port is not None
         self._host, self._port = parts.hostname, parts.port
-        self.open_exchanges: set[Exchange] = set()
+        self._open: set[Exchange] = set()
+
+    def doom(self, local_ports: set[int]) -> int:
+        """The worker that holds these connections is about to be killed; how many of them are under way."""
+        held = [exchange for exchange in self._open if exchange.local_port in local_ports]
+        for exchange in held:
+            exchange.doomed = True
+        return len(held)
 
     async def post(self, path: str, body: dict[str, object], deadline_s: float) -> HttpAnswer:
         """The answer, by monotonic `deadline_s`. Raises ConnectionFailed or Hang, naming how much had come."""
@@ -94,7 +101,7 @@ class Client:
         try:
             async with asyncio.timeout_at(loop.time() + deadline_s - time.monotonic()):
                 _, exchange = await loop.create_connection(lambda: Exchange(request), self._host, self._port)
-                self.open_exchanges.add(exchange)
+                self._open.add(exchange)
                 error = await exchange.ended
         except OSError as failed:
             raise ConnectionFailed(f"{path}: cannot connect: {failed}") from failed
@@ -102,9 +109,9 @@ class Client:
             raise Hang(_hang(path, exchange)) from None
         finally:
             if exchange is not None:
-                self.open_exchanges.discard(exchange)
+                self._open.discard(exchange)
                 exchange.abort()
-        return parse_answer(bytes(exchange.received), exchange.local_port, error)
+        return parse_answer(bytes(exchange.received), exchange.doomed, error)
 
 
 def _hang(path: str, exchange: Exchange | None) -> str:
@@ -114,11 +121,11 @@ def _hang(path: str, exchange: Exchange | None) -> str:
     return f"{path}: no end by the deadline; {len(exchange.received)} bytes came, the last {silent_s:.1f} s ago"
 
 
-def parse_answer(data: bytes, local_port: int, error: Exception | None = None) -> HttpAnswer:
-    """The answer in everything a connection brought. Raises ConnectionFailed, with `local_port`, when it is cut."""
+def parse_answer(data: bytes, doomed: bool = False, error: Exception | None = None) -> HttpAnswer:
+    """The answer in everything a connection brought. Raises ConnectionFailed when it is cut."""
     head, separator, rest = data.partition(b"\r\n\r\n")
     if not separator:
-        raise ConnectionFailed(f"closed after {len(data)} bytes, before the headers ({error})", local_port)
+        raise ConnectionFailed(f"closed after {len(data)} bytes, before the headers ({error})", doomed)
     status_line, *lines = head.decode("latin-1").split("\r\n")
     headers = {}
     for line in lines:
@@ -129,8 +136,8 @@ def parse_answer(data: bytes, local_port: int, error: Exception | None = None) -
     else:
         body, whole = rest, len(rest) == int(headers.get("content-length", len(rest)))
     if not whole:
-        raise ConnectionFailed(f"cut after {len(data)} bytes, in the body ({error})", local_port)
-    return HttpAnswer(int(status_line.split()[1]), headers, body, local_port)
+        raise ConnectionFailed(f"cut after {len(data)} bytes, in the body ({error})", doomed)
+    return HttpAnswer(int(status_line.split()[1]), headers, body)
 
 
 def _dechunk(data: bytes) -> tuple[bytes, bool]:

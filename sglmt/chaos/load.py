@@ -2,7 +2,7 @@
 
 Half of the requests stream. Every answer is judged as soon as it is there; what went wrong is kept in words. With
 workers being killed, a broken connection is expected of exactly the requests that worker held: the one who
-kills reports their local ports first.
+kills names their local ports first.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Tally:
     hangs: int = 0
     wrong: int = 0
     repeated_ids: int = 0
+    held_by_killed_workers: int = 0  # some of them may have been answered in full just before
     cut_by_worker_kills: int = 0
     longest_s: float = 0.0
     problems: list[str] = field(default_factory=list)
@@ -54,8 +55,11 @@ class Load:
         self._dice = random.Random(seed)
         self._rids: set[str] = set()
         self.tally = Tally()
-        self.doomed_ports: set[int] = set()  # connections held by a worker when it was killed
         self.answers_seen: set[int] = set()
+
+    def doom(self, local_ports: set[int]) -> None:
+        """The worker that holds these connections is about to be killed."""
+        self.tally.held_by_killed_workers += self._client.doom(local_ports)
 
     async def ask(self, wanted: Wanted, stream: bool, within_s: float = ATTEMPT_WITHIN_S) -> Answer:
         """One answer. Raises ExchangeError or AnswerError."""
@@ -86,7 +90,7 @@ class Load:
             tally.note(f"{what}: {error}")
             return
         except ConnectionFailed as error:
-            if error.local_port in self.doomed_ports:
+            if error.doomed:
                 tally.cut_by_worker_kills += 1
                 return
             tally.errors += 1

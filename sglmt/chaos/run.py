@@ -96,7 +96,7 @@ async def _run(settings: Settings, instance: ChaosInstance) -> dict[str, Any]:
     if settings.kill_workers:
         roles.append("tokenizer_worker")
     settle_s = 0.0 if settings.is_exact else 1.0
-    killer = Killer(instance, settings.seed, roles, load.doomed_ports.update, settle_s)
+    killer = Killer(instance, settings.seed, roles, load.doom, settle_s)
     began_s = time.monotonic()
     until_s = began_s + settings.seconds
     async with asyncio.TaskGroup() as group:
@@ -181,6 +181,7 @@ def _report(
         "hangs": tally.hangs,
         "wrong_answers": tally.wrong,
         "repeated_ids": tally.repeated_ids,
+        "held_by_killed_workers": tally.held_by_killed_workers,
         "cut_by_worker_kills": tally.cut_by_worker_kills,
         "hits": dict(sorted(killer.hits.items())),
         "not_replaced": killer.not_replaced,

@@ -31,9 +31,11 @@ ERROR_TYPES = {
     421: "misdirected_request_error",
     429: "rate_limit_error",
     431: "request_too_large_error",
+    499: "request_aborted_error",
     500: "internal_error",
     501: "not_implemented_error",
     503: "service_unavailable_error",
+    504: "timeout_error",
 }
 
 

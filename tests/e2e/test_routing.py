@@ -81,10 +81,10 @@ def test_a_full_queue_is_told_at_once_and_batches_work_from_the_first_request(in
     several = post(instance, "/generate", text=["a", "b", "c"], sampling_params={"max_new_tokens": 4}).json()
     assert len({each["meta_info"]["id"] for each in several}) == len(several) == 3
     assert all(each["meta_info"]["completion_tokens"] == 4 for each in several)
-    for body in (native(4), {"text": ["a", "b"], "sampling_params": {"max_new_tokens": 4}}):
-        body["sampling_params"] = {**body["sampling_params"], "n": 2}
+    params = {"max_new_tokens": 4, "n": 2}
+    for text, count in (("a", 2), (["a", "b"], 4)):
+        body: dict[str, Any] = {"text": text, "sampling_params": params}
         events = events_of(post(instance, "/generate", **body, stream=True).text)
-        count = 2 if body["text"] == "a" else 4
         assert {event["index"] for event in events} == set(range(count))
         assert sum(event["meta_info"]["finish_reason"] is not None for event in events) == count
         assert len(post(instance, "/generate", **body).json()) == count

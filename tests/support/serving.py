@@ -47,7 +47,7 @@ def supervisor_pid(instance: Instance) -> int:
 def is_gone(pid: int) -> bool:
     """Whether it has ended; that init has not reaped it yet is not its fault."""
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
 
