@@ -110,7 +110,9 @@ def launch(
     worker has come back.
     """
     from sglmt.configuration import load
+    from sglmt.launching.title import LAUNCHER_TITLE, set_title
 
+    set_title(LAUNCHER_TITLE)  # a key on the command line is not for `ps`
     configuration = load(options, os.environ, config)
     if check:
         from sglmt.launching.check import check_launch

@@ -85,6 +85,10 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Literal["auto", "huggingface", "fastokens"],
         Flag("Tokenizer library; `auto`: fastokens where it is installed and gives the same ids."),
     ] = "auto"
+    tokenizer_cache_mb: Annotated[
+        int,
+        Flag("Memory of each worker for tokenization results, in MiB; 0: none.", minimum=0, maximum=65536),
+    ] = 16
     # engine
     engine: Annotated[Literal["openvino", "simulator"], Flag("What produces the tokens.")] = "openvino"
     engine_threads: Annotated[
@@ -195,7 +199,7 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             _check_range(field, flag, getattr(self, field))
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}", self.name):
             raise ConfigError(
-                f"--name {self.name!r}: use 1 to 32 letters, digits, '_', '.' or '-', beginning with one of the first two"
+                f"--name {self.name!r}: use 1 to 32 letters, digits, '_', '.' or '-', beginning with a letter or digit"
             )
         if self.disaggregation_mode != "null":
             raise ConfigError(

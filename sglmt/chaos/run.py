@@ -23,7 +23,7 @@ MAX_RESTARTS = 100_000  # the budget is raised: the deaths are ours
 BACKOFF_MAX_S = 0.25
 UNEXPLAINED = ("unroutable", "undecodable")
 LOG_LINES_ON_FAILURE = 60
-REFERENCE_AT_ONCE = 32
+REFERENCES_AT_ONCE = 8  # a real engine answers a few at a time; the simulator all of them
 IDLE_WITHIN_S = 10.0
 
 
@@ -63,7 +63,7 @@ class Settings:
     def plan(self) -> list[Wanted]:
         """Real tokens take longer and are fewer; some of them go on past the end of the text to a known length."""
         if self.is_exact:
-            return make_plan(max(24, min(96, self.streams)), self.seed, (16, 200), ignore_eos=False)
+            return make_plan(max(24, min(96, self.streams)), self.seed, (16, 160), ignore_eos=False)
         return make_plan(24, self.seed, (12, 48), ignore_eos=True)
 
 
@@ -87,7 +87,8 @@ async def _run(settings: Settings, instance: ChaosInstance) -> dict[str, Any]:
         return _judge(wanted, answer, references[wanted.number], settings.is_exact)
 
     plan = settings.plan()
-    plan = await _take_references(plan, Load(client, plan, judge, settings.seed), references, settings.is_exact)
+    reader = Load(client, plan, judge, settings.seed)
+    plan = await _take_references(plan, reader, references, settings.is_exact)
     _say(f"{len(references)} reference answers taken; chaos for {settings.seconds:g} s")
     load = Load(client, plan, judge, settings.seed)
     roles = ["detokenizer", "detokenizer", "router", "scheduler"]
@@ -110,21 +111,22 @@ async def _run(settings: Settings, instance: ChaosInstance) -> dict[str, Any]:
 
 async def _take_references(plan: list[Wanted], load: Load, references: dict[int, Answer], exact: bool) -> list[Wanted]:
     """Undisturbed answers to everything; every third request then ends at a stop string from its own text."""
-    for number, answer in enumerate(await _ask_all(load, plan)):
+    for number, answer in enumerate(await _ask_all(load, plan, exact)):
         references[number] = answer
     if not exact:
         return plan
     changed = [with_stop(wanted, references[wanted.number]) if wanted.number % 3 == 1 else wanted for wanted in plan]
-    for wanted, answer in zip(changed, await _ask_all(load, changed), strict=True):
+    for wanted, answer in zip(changed, await _ask_all(load, changed, exact), strict=True):
         references[wanted.number] = answer
     return changed
 
 
-async def _ask_all(load: Load, plan: list[Wanted]) -> list[Answer]:
-    """Few at once: a real engine is slow with all of them."""
+async def _ask_all(load: Load, plan: list[Wanted], at_once: bool) -> list[Answer]:
+    """Every answer, in order."""
     answers: list[Answer] = []
-    for first in range(0, len(plan), REFERENCE_AT_ONCE):
-        part = plan[first : first + REFERENCE_AT_ONCE]
+    size = len(plan) if at_once else REFERENCES_AT_ONCE
+    for first in range(0, len(plan), size):
+        part = plan[first : first + size]
         answers += await asyncio.gather(*(load.ask(wanted, stream=False) for wanted in part))
     return answers
 

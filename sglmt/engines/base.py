@@ -7,6 +7,7 @@ that it is inside one). Nothing here knows of workers, keys' meaning, text or HT
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -19,8 +20,8 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     """One request as the engine sees it. `max_new_tokens` of `sampling` counts `prefix_ids` too."""
 
     key: int
-    prompt_ids: list[int]
-    prefix_ids: list[int]  # output an earlier life of the engine already gave: continue after it
+    prompt_ids: Sequence[int]
+    prefix_ids: Sequence[int]  # output an earlier life of the engine already gave: continue after it
     sampling: SamplingParams
     logprobs: LogprobSpec | None = None
     embedding: bool = False

@@ -80,7 +80,7 @@ class OpenVinoEmbeddingEngine(FixedEngine):
     def submit(self, request: EngineRequest) -> None:
         """Take a request. Raises EngineRefusal or EngineError; costs that request only."""
         self.check(request)
-        ids, info = request.prompt_ids, self._info
+        ids, info = list(request.prompt_ids), self._info
         if request.key in self._waiting:
             raise EngineError(f"{_NAME}: request {request.key} is already running")
         if not 0 < len(ids) <= info.context_length:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from zlib import crc32
 
 from sglmt import __version__
 from sglmt.engines.base import Capability, EngineInfo, EngineOutput, EngineRequest
@@ -18,7 +19,7 @@ from sglmt.engines.token_source import (
     INCREMENT,
     MASK,
     MULTIPLIER,
-    STATE_SHIFT,
+    NUMBER_SHIFT,
     chosen_logprob,
     embedding_of,
     fold,
@@ -234,8 +235,11 @@ class SimulatorEngine:
         finished: list[int] = []
         for run in self._running.values():
             state, position = run.state, run.position
-            token_id = ids[(state >> STATE_SHIFT) % count] if script is None else script[position % len(script)]
-            run.state = ((state ^ token_id) * MULTIPLIER + INCREMENT) & MASK
+            if script is None:
+                token_id = ids[(((state * MULTIPLIER + INCREMENT) & MASK) >> NUMBER_SHIFT) % count]
+            else:
+                token_id = script[position % len(script)]
+            run.state = crc32(token_id.to_bytes(4, "little"), state)
             run.position = position = position + 1
             output = EngineOutput(run.key, [token_id])
             if token_id in run.ends and position >= run.min_new:
@@ -250,7 +254,7 @@ class SimulatorEngine:
             outputs.append(output)
         return finished
 
-    def _prompt_logprobs(self, state: int, prompt: list[int], spec: LogprobSpec, first: int) -> TokenLogprobs:
+    def _prompt_logprobs(self, state: int, prompt: Sequence[int], spec: LogprobSpec, first: int) -> TokenLogprobs:
         """One entry for every prompt position from `first`; that of position 0 is empty: it has no context."""
         states: list[int | None] = []
         for position, token_id in enumerate(prompt):
@@ -259,7 +263,7 @@ class SimulatorEngine:
             state = fold(state, (token_id,))
         return self._logprobs(states, prompt[first:], spec)
 
-    def _logprobs(self, states: Sequence[int | None], ids: list[int], spec: LogprobSpec) -> TokenLogprobs:
+    def _logprobs(self, states: Sequence[int | None], ids: Sequence[int], spec: LogprobSpec) -> TokenLogprobs:
         vocab_size = self._info.vocab_size
         pairs = list(zip(states, ids, strict=True))
         top = requested = None

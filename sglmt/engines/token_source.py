@@ -1,22 +1,24 @@
 """The simulator's token source: what the next id is, and the numbers that go with it. Pure.
 
-Everything derives from one 64-bit state a request, folded over the seed and every id so far, of prompt and
-output. So a continuation from `prompt + prefix` reaches exactly the state the undisturbed run had, and nothing
-depends on what else is in the batch. Log-probabilities are made up but consistent: each state orders the
-vocabulary, the chosen id first, and halves the probability with every rank.
+Everything derives from one 32-bit state a request, a checksum over the seed and every id so far, of prompt and
+output. So a continuation from `prompt + prefix` reaches exactly the state the undisturbed run had, nothing
+depends on what else is in the batch, and a long prompt costs next to nothing. Log-probabilities are made up but
+consistent: each state orders the vocabulary, the chosen id first, and halves the probability with every rank.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from array import array
 from collections.abc import Iterable, Sequence
+from zlib import crc32
 
 MASK = 2**64 - 1
 # Multiplier and increment of a well-known 64-bit linear congruential generator (Knuth, MMIX).
 MULTIPLIER = 6364136223846793005
 INCREMENT = 1442695040888963407
-STATE_SHIFT = 32  # ids are taken from the upper half: in a product only high bits depend on all lower ones
+NUMBER_SHIFT = 32  # ids are taken from the upper half: in a product only high bits depend on all lower ones
 
 EMBEDDING_DIMENSIONS = 64
 _LOWEST_LOGPROB = -60.0
@@ -35,7 +37,7 @@ def scramble(value: int) -> int:
 def initial_state(server_seed: int, request_seed: int | None) -> int:
     """The state before any id. Without a request seed the server's alone decides."""
     state = scramble(server_seed & MASK)
-    return state if request_seed is None else scramble(state ^ (request_seed & MASK))
+    return (state if request_seed is None else scramble(state ^ (request_seed & MASK))) >> 32
 
 
 def seed_of(text: str) -> int:
@@ -44,15 +46,18 @@ def seed_of(text: str) -> int:
 
 
 def fold(state: int, ids: Iterable[int]) -> int:
-    """The state after `ids`."""
-    for token_id in ids:
-        state = ((state ^ token_id) * MULTIPLIER + INCREMENT) & MASK
-    return state
+    """The state after `ids`: the checksum of their 32-bit values, continued from `state`."""
+    return crc32(ids.tobytes() if isinstance(ids, array) else array("I", ids).tobytes(), state)
+
+
+def number(state: int) -> int:
+    """A 64-bit number that any bit of the state changes beyond recognition."""
+    return (state * MULTIPLIER + INCREMENT) & MASK
 
 
 def chosen_logprob(state: int) -> float:
     """Log-probability of whatever id is chosen in `state`: its probability lies in [0.5, 0.99)."""
-    return math.log(0.5 + 0.49 * (state >> 11) / 2**53)
+    return math.log(0.5 + 0.49 * (number(state) >> 11) / 2**53)
 
 
 def logprob_of(state: int, chosen: int, token_id: int, vocab_size: int) -> float:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from sglmt.http.app import Call, Handler, refuse_when_draining
@@ -66,7 +67,7 @@ async def generate(call: Call, parse: Parser) -> None:
         await _answer_whole(call, request, formatter, prompt_ids, samplings)
 
 
-async def tokenize(service: Service, request: GenerationRequest) -> list[tuple[list[int], str]]:
+async def tokenize(service: Service, request: GenerationRequest) -> list[tuple[Sequence[int], str]]:
     """(ids, text) of every prompt; the text is empty where only ids were given and nobody needs it."""
     if request.chat is not None:
         template = service.template
@@ -76,10 +77,10 @@ async def tokenize(service: Service, request: GenerationRequest) -> list[tuple[l
     else:
         texts = [item.text for item in request.prompts]
     needs_text = request.echo
-    result: list[tuple[list[int], str]] = []
+    result: list[tuple[Sequence[int], str]] = []
     for item, text in zip(request.prompts, texts, strict=True):
         if text is None:
-            ids = item.input_ids or []
+            ids: Sequence[int] = item.input_ids or []
             result.append((ids, service.tokenizer.decode(ids, skip_special_tokens=False) if needs_text else ""))
         else:
             ids = await encode(service, text, request.add_special_tokens)
@@ -89,15 +90,15 @@ async def tokenize(service: Service, request: GenerationRequest) -> list[tuple[l
     return result
 
 
-async def encode(service: Service, text: str, add_special_tokens: bool) -> list[int]:
-    """The ids of a text; a long one does not hold up the streams of this worker."""
-    if len(text) <= INLINE_TEXT_CHARS:
-        return service.tokenizer.encode(text, add_special_tokens)
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(None, service.tokenizer.encode, text, add_special_tokens)
+async def encode(service: Service, text: str, add_special_tokens: bool) -> array[int]:
+    """The ids of a text; much that has to be encoded does not hold up the streams of this worker."""
+    plan = service.encode_cache.plan(text, add_special_tokens)
+    if plan.missing_chars <= INLINE_TEXT_CHARS:
+        return plan.encode()
+    return await asyncio.get_running_loop().run_in_executor(None, plan.encode)
 
 
-def _format_context(call: Call, request: GenerationRequest, prompts: list[tuple[list[int], str]]) -> FormatContext:
+def _format_context(call: Call, request: GenerationRequest, prompts: list[tuple[Sequence[int], str]]) -> FormatContext:
     service = call.service
     return FormatContext(
         model_name=request.model or service.limits.model_name,
@@ -114,14 +115,14 @@ def _format_context(call: Call, request: GenerationRequest, prompts: list[tuple[
 def submit(
     service: Service,
     request: GenerationRequest,
-    prompt_ids: list[list[int]],
+    prompt_ids: list[Sequence[int]],
     samplings: list[SamplingParams],
     sink: Sink,
 ) -> list[LiveRequest]:
     """Send every choice to the scheduler; choices of a prompt share its rid."""
     frontend = service.frontend
     deadline_s = None if request.timeout_s is None else time.monotonic() + request.timeout_s
-    packed = [pack("I", ids) for ids in prompt_ids]
+    packed = [ids.tobytes() if isinstance(ids, array) else pack("I", ids) for ids in prompt_ids]
     lora_name = request.model if request.model in service.limits.adapters else None
     live: list[LiveRequest] = []
     group = 0
@@ -154,7 +155,7 @@ async def _answer_stream(
     call: Call,
     request: GenerationRequest,
     formatter: Formatter,
-    prompt_ids: list[list[int]],
+    prompt_ids: list[Sequence[int]],
     samplings: list[SamplingParams],
 ) -> None:
     service = call.service
@@ -189,7 +190,7 @@ async def _answer_whole(
     call: Call,
     request: GenerationRequest,
     formatter: Formatter,
-    prompt_ids: list[list[int]],
+    prompt_ids: list[Sequence[int]],
     samplings: list[SamplingParams],
 ) -> None:
     sink = CollectSink(len(samplings), request.n)
@@ -207,7 +208,7 @@ async def _answer_whole(
 
 
 async def _answer_without_engine(
-    call: Call, request: GenerationRequest, formatter: Formatter, prompt_ids: list[list[int]]
+    call: Call, request: GenerationRequest, formatter: Formatter, prompt_ids: list[Sequence[int]]
 ) -> None:
     """Nothing is to be generated: every choice is empty and ends by length."""
     results = []

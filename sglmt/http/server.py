@@ -132,6 +132,12 @@ class Connection(HttpToolsProtocol):
         elif now_s - self._idle_since_s > self._server.keep_alive_s:
             self.transport.close()
 
+    def end_if_quiet(self, now_s: float, since_s: float, quiet_s: float) -> None:
+        """Close what has had no request for `quiet_s`, counted from `since_s` at the earliest. Times are the loop's."""
+        if self._is_between_requests and self._head_since_s is None and not self.transport.is_closing():
+            if now_s - max(self._idle_since_s, since_s) >= quiet_s:
+                self.transport.close()
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._server.connection_closed()
@@ -197,6 +203,7 @@ class HttpServer:
         )
         self.config.load()
         self.state = ServerState()
+        self._leaving_since_s: float | None = None
         self.tick()
         self._listener = listener
         self._connection_counts = connection_counts
@@ -211,6 +218,8 @@ class HttpServer:
     def tick(self) -> None:
         """Once a second: the Date header, and connections that have been silent for too long."""
         self.state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        if self._leaving_since_s is not None:
+            self.state.default_headers.append((b"connection", b"close"))
         now_s = self.loop.time()
         for connection in list(self.state.connections):
             connection.end_if_overdue(now_s)  # type: ignore[union-attr]
@@ -228,6 +237,21 @@ class HttpServer:
         if self._accepting:
             self._accepting = False
             self.loop.remove_reader(self._listener.fileno())
+
+    def leave(self) -> None:
+        """Take no more connections and move clients over: the next answer on each connection closes it."""
+        self.stop_accepting()
+        if self._leaving_since_s is None:
+            self._leaving_since_s = self.loop.time()
+            self.tick()
+
+    def close_quiet(self, quiet_s: float) -> None:
+        """While leaving: close connections on which no request has come for `quiet_s`. One that has just been
+        opened, or whose client is about to use it again, is not closed under its request."""
+        now_s = self.loop.time()
+        if self._leaving_since_s is not None:
+            for connection in list(self.state.connections):
+                connection.end_if_quiet(now_s, self._leaving_since_s, quiet_s)  # type: ignore[union-attr]
 
     def close_idle(self) -> None:
         """Close connections without a request; the others close after their answer."""

@@ -10,6 +10,7 @@ from sglmt.http.limits import ModelLimits
 from sglmt.http.streams import Flusher
 from sglmt.server_args import ServerArgs
 from sglmt.tokenizer.chat_template import ChatTemplate
+from sglmt.tokenizer.encode_cache import EncodeCache
 from sglmt.tokenizer.loading import Tokenizer
 from sglmt.workers.frontend import Frontend
 
@@ -20,6 +21,7 @@ class Service(Protocol):
     args: ServerArgs
     frontend: Frontend
     tokenizer: Tokenizer
+    encode_cache: EncodeCache
     keys: ApiKeys
     flusher: Flusher
     started_unix_s: int

@@ -33,6 +33,7 @@ _GENERATION_BASE = {
 }
 GENERATION_WORDS = 8 + MAX_DETOKENIZERS + MAX_WORKERS_ON_PAGE
 SLOT_WORDS = 384
+UNTIL_STOPPED_NS = (1 << 63) - 1  # a drain without a deadline: `sglmt drain`
 _MASK = (1 << 64) - 1
 
 
@@ -50,7 +51,7 @@ class HeaderWord(enum.IntEnum):
     DETOKENIZERS = 8
     ACCEPT_MEAN_X1000 = 9  # mean open connections a running worker, times 1000
     READY = 10  # 1 while requests can be served
-    DRAIN_DEADLINE_NS = 11  # monotonic; 0 when not draining
+    DRAIN_DEADLINE_NS = 11  # of the whole instance; monotonic, UNTIL_STOPPED_NS: no limit; 0 when not draining
     SLOTS_EVER_USED = 12  # slots at and above this number were never taken: nobody needs to look there
     FOLD_SEQUENCE = 32  # odd while the counters of a dead life move into the totals of its role
 
@@ -75,6 +76,7 @@ class SlotWord(enum.IntEnum):
     GENERATION = 2
     PID = 3
     OCCUPIED = 4  # 1 from before the spawn until the life is reaped
+    DRAIN_DEADLINE_NS = 5  # monotonic; set just before a drain of this life is asked for, 0 otherwise
     # written by the life itself
     PHASE = 8
     PHASE_SINCE_NS = 9
@@ -122,6 +124,10 @@ class SlotWord(enum.IntEnum):
     E2E_BUCKETS = 128
     ABORTS = 160  # 16 words: by cause, see status.metric_words
     ROUTES = 176  # 4 words a route: by outcome, see status.metric_words
+    ENCODE_HITS = 376  # prompts whose ids were known
+    ENCODE_MISSES = 377
+    ENCODED_TOKENS = 378
+    REUSED_TOKENS = 379  # ids that came from the tokenization cache
 
 
 FIRST_COUNTER = SlotWord.REQUESTS_TOTAL

@@ -21,6 +21,7 @@ from sglmt.control.commands import Context
 from sglmt.control.protocol import Controlled
 from sglmt.control.server import ControlServer
 from sglmt.ipc.addresses import CONTROL_SOCKET
+from sglmt.launching.title import SUPERVISOR_TITLE, set_title
 from sglmt.server_args import ServerArgs
 from sglmt.status.figures import totals_words
 from sglmt.supervisor.environment import child_environment
@@ -182,6 +183,7 @@ class SessionControl:
 
 def run_supervisor(args: ServerArgs, session: Session, sink: LogSink, on_ready: Callable[[str], None]) -> Ended:
     """Run the supervisor to its end. `on_ready` gets the URL."""
+    set_title(SUPERVISOR_TITLE)
 
     def ready() -> None:
         on_ready(supervisor.url)

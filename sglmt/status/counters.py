@@ -47,16 +47,18 @@ def read_counts(page: StatePage) -> Counts:
     """One consistent reading of the page."""
     for _ in range(MAX_TRIES):
         sequence = page.header(HeaderWord.FOLD_SEQUENCE)
+        if sequence % 2:
+            os.sched_yield()
+            continue
         counts = _read(page)
-        if sequence % 2 == 0 and page.header(HeaderWord.FOLD_SEQUENCE) == sequence:
-            break
-        os.sched_yield()
-    return counts
+        if page.header(HeaderWord.FOLD_SEQUENCE) == sequence:
+            return counts
+    return _read(page)
 
 
 def _read(page: StatePage) -> Counts:
     living: dict[Role, list[list[int]]] = {role: [] for role in Role}
-    for number in range(page.slots):
+    for number in range(page.header(HeaderWord.SLOTS_EVER_USED)):
         slot = page.slot(number)
         if slot[SlotWord.OCCUPIED]:
             words = slot.values()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 
-from sglmt.ipc.state_page import SLOT_WORDS, SlotWord
+from sglmt.ipc.state_page import SlotWord
 from sglmt.status.histograms import Words
 
 
@@ -47,7 +47,7 @@ ROUTES = (
     "/health", "/ready", "/health_generate", "/metrics", "/openapi.json", "/docs",
 )  # fmt: skip
 
-MAX_ROUTES = (SLOT_WORDS - SlotWord.ROUTES) // len(Outcome)
+MAX_ROUTES = (SlotWord.ENCODE_HITS - SlotWord.ROUTES) // len(Outcome)
 
 _ROUTE_WORDS = {path: SlotWord.ROUTES + number * len(Outcome) for number, path in enumerate(ROUTES)}
 _CAUSES = {

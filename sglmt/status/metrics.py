@@ -42,6 +42,10 @@ _FLOWS = {
 _TOKENS = {
     "sglmt_prompt_tokens": ("Prompt tokens sent to the engine", SlotWord.PROMPT_TOKENS),
     "sglmt_generated_tokens": ("Tokens delivered to requests", SlotWord.OUTPUT_TOKENS),
+    "sglmt_tokenizer_cache_hits": ("Prompts whose ids were known from an earlier one", SlotWord.ENCODE_HITS),
+    "sglmt_tokenizer_cache_misses": ("Prompts that had to be encoded, at least in part", SlotWord.ENCODE_MISSES),
+    "sglmt_tokenizer_encoded_tokens": ("Tokens of prompts that were encoded", SlotWord.ENCODED_TOKENS),
+    "sglmt_tokenizer_reused_tokens": ("Tokens of prompts that were known", SlotWord.REUSED_TOKENS),
     "sglmt_cached_tokens": ("Prompt tokens the engine had in its cache", SlotWord.CACHED_TOKENS),
 }
 _HISTOGRAMS = {

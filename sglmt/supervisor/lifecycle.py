@@ -41,9 +41,11 @@ from sglmt.supervisor.lifecycle_table import (
     DumpStacks,
     Event,
     Exited,
+    GenerationTaken,
     HeartbeatLost,
     LastExit,
     LifecycleError,
+    PolicyChanged,
     ProcessLife,
     Ready,
     Report,
@@ -73,8 +75,8 @@ from sglmt.supervisor.restart_policy import (
 )
 
 __all__ = [
-    "Action", "BecameFatal", "BeginDrain", "DrainRequested", "DumpStacks", "Event", "Exited", "HeartbeatLost",
-    "LastExit", "LifecycleError", "ProcessLife", "Ready", "Report", "ResetRequested", "RestartPolicy",
+    "Action", "BecameFatal", "BeginDrain", "DrainRequested", "DumpStacks", "Event", "Exited",
+    "GenerationTaken", "HeartbeatLost", "LastExit", "LifecycleError", "PolicyChanged", "ProcessLife", "Ready", "Report", "ResetRequested", "RestartPolicy",
     "RestartRequested", "SetTimer", "Signal", "Spawn", "SpawnFailed", "Spawned", "StartRequested", "State",
     "StopRequested", "Tick", "Transition", "Wanted", "describe_exit", "new_life", "step",
 ]  # fmt: skip
@@ -89,9 +91,7 @@ def new_life(name: str, policy: RestartPolicy, last_generation: int = 0) -> Proc
     return ProcessLife(name=name, policy=policy, generation=last_generation)
 
 
-def step(
-    life: ProcessLife, event: Event, now_s: float, rand: Callable[[], float]
-) -> tuple[ProcessLife, list[Action]]:
+def step(life: ProcessLife, event: Event, now_s: float, rand: Callable[[], float]) -> tuple[ProcessLife, list[Action]]:
     """One event of one slot. `now_s` is monotonic; `rand` draws from [0, 1) for jitter.
 
     Reports about an older generation, and those that merely lost a race, change nothing. Raises
@@ -172,6 +172,10 @@ def _dispatch(turn: _Turn, event: Event) -> None:
             _restart_requested(turn, deadline_s)
         case ResetRequested():
             _reset_requested(turn)
+        case GenerationTaken(number):
+            turn.change(taken=max(turn.life.taken, number))
+        case PolicyChanged(policy):
+            turn.change(policy=policy)
         case Tick():
             _tick(turn)
         case Spawned(pid):
@@ -358,9 +362,8 @@ def _heartbeat_lost(turn: _Turn, reason: str) -> None:
 
 
 def _spawn(turn: _Turn) -> None:
-    turn.go(
-        State.STARTING, generation=turn.life.generation + 1, pid=None, ready_at_s=None, gap_forgiven=False
-    )
+    generation = max(turn.life.generation, turn.life.taken) + 1
+    turn.go(State.STARTING, generation=generation, pid=None, ready_at_s=None, gap_forgiven=False)
     turn.actions.append(Spawn(turn.life.generation))
     turn.wait_until(turn.now_s + max(turn.life.policy.start_timeout_s, KILL_RETRY_S))
 

@@ -106,6 +106,20 @@ class ResetRequested:
 
 
 @dataclass(frozen=True)
+class GenerationTaken:
+    """Another value of the same role and index (a rolling replacement) has used `number`: spawn behind it."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class PolicyChanged:
+    """New limits, from the next decision on. Deadlines that run stay as they are."""
+
+    policy: RestartPolicy
+
+
+@dataclass(frozen=True)
 class Tick:
     """The time asked for with SetTimer has come. Early, late and needless ones do no harm."""
 
@@ -151,7 +165,10 @@ class HeartbeatLost:
     reason: str
 
 
-Command = StartRequested | DrainRequested | StopRequested | RestartRequested | ResetRequested | Tick
+Command = (
+    StartRequested | DrainRequested | StopRequested | RestartRequested | ResetRequested | GenerationTaken
+    | PolicyChanged | Tick
+)  # fmt: skip
 WorldReport = Spawned | SpawnFailed | Ready | Exited | HeartbeatLost
 Event = Command | WorldReport
 
@@ -259,6 +276,7 @@ class ProcessLife:
     since_s: float = 0.0
     wanted: Wanted = Wanted.STOPPED
     generation: int = 0  # of the newest Spawn
+    taken: int = 0  # the highest generation that another value of this role and index has used
     pid: int | None = None  # None in a live state: the spawn is not answered yet
     ready_at_s: float | None = None
     deadline_s: float | None = None  # STARTING: be ready; DRAINING: TERM; STOPPING: KILL (again)

@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from sglmt.errors import SglmtError
-from sglmt.ipc.state_page import Slot
+from sglmt.ipc.state_page import Slot, SlotWord
 from sglmt.messages.frame import Role
 from sglmt.supervisor import lifecycle
 from sglmt.supervisor.lifecycle import (
@@ -45,6 +45,7 @@ from sglmt.supervisor.spawn import SpawnedChild
 from sglmt.supervisor.topology import ProcessSpec
 
 TAIL_LINES = 50
+ABORT_ANSWERS_S = 1.0  # after the time for requests is over: for workers to tell the clients that are left
 _REAP_WITHIN_S = 5.0
 
 
@@ -65,8 +66,14 @@ class Run:
 class ManagedProcess:
     """One wanted process. `life` is its value in the lifecycle machine; `run` its current life, if any."""
 
-    def __init__(self, spec: ProcessSpec, services: Services, last_generation: int = 0) -> None:
+    def __init__(
+        self, spec: ProcessSpec, services: Services, last_generation: int = 0, key: str | None = None
+    ) -> None:
+        """`key` tells it from another process of the same name during a rolling replacement."""
         self.spec = spec
+        self.key = key or spec.name
+        self.earlier_restarts = 0  # of those whose place it took
+        self.was_replaced = False  # another one has its place; it leaves
         self.life = lifecycle.new_life(spec.name, spec.policy, last_generation)
         self.run: Run | None = None
         self.last_failure: str | None = None  # why the previous life failed: its own words, or why it was ended
@@ -124,19 +131,26 @@ class ManagedProcess:
     def _perform(self, action: Action) -> None:
         match action:
             case Spawn():
-                self._services.request_spawn(self.name)
+                self._services.request_spawn(self.key)
             case Signal(generation, sig):
                 self._send(generation, sig)
             case DumpStacks(generation):
                 self._send(generation, signal.SIGUSR2)
-            case BeginDrain(generation):
-                self._send(generation, signal.SIGTERM)
+            case BeginDrain(generation, deadline_s):
+                self._begin_drain(generation, deadline_s)
             case SetTimer(at_s):
                 self._set_timer(at_s)
             case Report(level, text):
                 self._services.log(level, "supervisor", text)
             case BecameFatal(_, reason):
                 self._services.became_fatal(self, reason)
+
+    def _begin_drain(self, generation: int, deadline_s: float) -> None:
+        """Tell it until when requests may run (clients that are left must hear of it before the machine acts)."""
+        if self.run is not None and self.run.generation == generation:
+            requests_until_s = deadline_s - ABORT_ANSWERS_S
+            self.run.slot[SlotWord.DRAIN_DEADLINE_NS] = max(1, int(requests_until_s * 1e9))
+        self._send(generation, signal.SIGTERM)
 
     def _send(self, generation: int, sig: int) -> None:
         run = self.run
@@ -163,7 +177,7 @@ class ManagedProcess:
         try:
             slot, child = self._services.spawn(self.spec, generation)
         except (OSError, SglmtError) as error:
-            self._services.turn_finished(self.name)
+            self._services.turn_finished(self.key)
             self.feed(SpawnFailed(str(error)))
             return
         run = Run(generation, child, slot, time.monotonic())
@@ -213,7 +227,7 @@ class ManagedProcess:
         self.feed(Ready(generation))
         if self.life.state is State.RUNNING:
             self.beyond_budget = False
-            self._services.turn_finished(self.name)
+            self._services.turn_finished(self.key)
 
     def _became_probed(self, generation: int) -> None:
         if self.run is not None and self.run.generation == generation:
@@ -232,7 +246,7 @@ class ManagedProcess:
         self.last_failure, self.last_tail = run.failure or self.life.trouble, list(run.tail)
         if run.failure is not None:
             self._services.log("error", "supervisor", f"{self.name} gives the cause: {run.failure}")
-        self._services.turn_finished(self.name)
+        self._services.turn_finished(self.key)
         self.feed(Exited(run.generation, code, sig))
         life, now_s = self.life, time.monotonic()
         if life.state in (State.BACKOFF, State.STARTING):

@@ -64,10 +64,11 @@ class Reporter:
 
     def sample(self, now_s: float, processes: Sequence[ManagedProcess], resources: Resources) -> None:
         """Once a second: rates, and restarts for those who read the state page."""
+        before, self._restarts = self._restarts, {process.key: process.life.restarts for process in processes}
         for process in processes:
-            before, self._restarts[process.name] = self._restarts.get(process.name, 0), process.life.restarts
-            if process.life.restarts > before:
-                resources.slots.count_restarts(process.spec.role, process.life.restarts - before)
+            more = process.life.restarts - before.get(process.key, 0)
+            if more > 0:
+                resources.slots.count_restarts(process.spec.role, more)
         self._rates.sample(now_s, *worker_counters(resources.slots, living_slots(processes)))
 
     def snapshot(
@@ -163,7 +164,7 @@ def describe_process(process: ManagedProcess, usage: Usage, now_s: float) -> Pro
         pid=life.pid,
         generation=life.generation,
         state=str(life.state),
-        restarts=life.restarts,
+        restarts=life.restarts + process.earlier_restarts,
         uptime_s=now_s - run.spawned_at_s if run is not None else 0.0,
         rss_bytes=usage.rss_bytes,
         pss_bytes=usage.pss_bytes,

@@ -30,10 +30,10 @@ class Services(Protocol):
     def post(self, work: Callable[[], None]) -> None:
         """Do this in the supervisor's loop, in the order of posting."""
 
-    def request_spawn(self, name: str) -> None:
-        """Call `spawn_now` of this process when its turn has come."""
+    def request_spawn(self, key: str) -> None:
+        """Call `spawn_now` of the process with this key when its turn has come."""
 
-    def turn_finished(self, name: str) -> None:
+    def turn_finished(self, key: str) -> None:
         """The process is ready or gone: somebody else may boot."""
 
     def spawn(self, spec: ProcessSpec, generation: int) -> tuple[Slot, SpawnedChild]:

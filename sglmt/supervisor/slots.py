@@ -35,10 +35,14 @@ class SlotTable:
         return slot
 
     def release(self, slot: Slot) -> None:
-        """The life has been reaped (or was never spawned): fold its counters into the totals, free the slot."""
+        """The life has been reaped (or was never spawned): fold its counters into the totals, free the slot.
+
+        Another life of the same index that is left (a rolling replacement that failed) is published again.
+        """
         role, index = Role(slot[SlotWord.ROLE]), slot[SlotWord.INDEX]
         if self._page.generation(role, index) == slot[SlotWord.GENERATION]:
-            self._page.publish_generation(role, index, 0)
+            others = [life for at, life in self._page.live(role) if at == index and life != slot[SlotWord.GENERATION]]
+            self._page.publish_generation(role, index, max(others, default=0))
         totals, counters = self._page.totals(role), slot.values()
         sequence = self._page.header(HeaderWord.FOLD_SEQUENCE)
         self._page.set_header(HeaderWord.FOLD_SEQUENCE, sequence + 1)

@@ -10,9 +10,9 @@ from collections.abc import Collection
 
 from sglmt.messages.frame import Role
 from sglmt.supervisor.lifecycle_table import DrainRequested, Event, StopRequested
+from sglmt.supervisor.process import ABORT_ANSWERS_S
 from sglmt.supervisor.topology import STOP_ORDER
 
-ABORT_ANSWERS_S = 1.0  # after the drain deadline: for workers to tell the clients that are left
 STAGE_GRACE_S = 5.0
 
 

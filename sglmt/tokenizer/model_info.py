@@ -32,4 +32,5 @@ class ModelInfo(msgspec.Struct, frozen=True):
     chat_template_file: str | None
     fingerprint: str
     special_tokens: dict[str, str] = {}
+    separators: dict[str, int] = {}  # special tokens proven to cut a text into independent pieces: text → id
     fastokens_note: str | None = None  # "": gives the same ids; else why it is not used; None: nobody tried

@@ -22,9 +22,10 @@ from sglmt.tokenizer.gguf_model import gguf_tokenizer_parts, read_gguf_model
 from sglmt.tokenizer.hf_model import read_hf_model
 from sglmt.tokenizer.hf_tokenizer import hf_tokenizer_parts
 from sglmt.tokenizer.model_info import ModelInfo
+from sglmt.tokenizer.segments import proven_separators
 from sglmt.tokenizer.templates import given_template
 
-FORMAT_VERSION = 1  # raise when what is written for the same inputs changes
+FORMAT_VERSION = 2  # raise when what is written for the same inputs changes
 
 _TOKENIZER, _TEMPLATE, _INFO = "tokenizer.json", "chat_template.jinja", "model_info.json"
 _WEIGHTS = frozenset((".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack"))
@@ -126,6 +127,7 @@ def _info(model: Path, facts: ModelFacts, parts: TokenizerParts, entry: Path, fi
         chat_template_file=str(entry / _TEMPLATE) if parts.chat_template is not None else None,
         fingerprint=fingerprint,
         special_tokens=parts.special_tokens,
+        separators=proven_separators(tokenizer),
     )
 
 

@@ -30,7 +30,7 @@ from sglmt.errors import ExitCode, SglmtError
 from sglmt.ipc.bootstrap import Bootstrap, read_bootstrap
 from sglmt.ipc.queues import Transport
 from sglmt.ipc.shared_memory import Arguments, read_arguments
-from sglmt.ipc.state_page import HeaderWord, Phase, StatePage
+from sglmt.ipc.state_page import HeaderWord, Phase, SlotWord, StatePage
 from sglmt.messages.frame import FrameWriter, Role
 
 ROLE_MODULES = {
@@ -113,10 +113,12 @@ class ChildContext:
             if self._on_stop is not None:
                 self._on_stop()
 
-    def drain_deadline_s(self, now_s: float) -> float:
-        """Monotonic time until which running requests may finish."""
-        deadline_ns = self.page.header(HeaderWord.DRAIN_DEADLINE_NS)
-        return deadline_ns / 1e9 if deadline_ns else now_s + self.args.drain_timeout
+    def drain_deadline_s(self, otherwise_s: float) -> float:
+        """Monotonic time until which running requests may finish: this life's, the instance's, whichever is nearer;
+        `otherwise_s` when the supervisor has set none (somebody else sent the TERM)."""
+        words = (self.slot[SlotWord.DRAIN_DEADLINE_NS], self.page.header(HeaderWord.DRAIN_DEADLINE_NS))
+        set_ns = [word for word in words if word]
+        return min(set_ns) / 1e9 if set_ns else otherwise_s
 
     def supervisor_is_gone(self) -> None:
         """Called when the death pipe reports end of file: nobody would notice an orderly end."""

@@ -8,6 +8,7 @@ rows go to the detokenizers. It ends when asked, or with the engine.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -450,7 +451,7 @@ class Scheduler:
 def _engine_request(
     request: TokenizedGenerateReqInput | TokenizedEmbeddingReqInput, prefix_ids: list[int]
 ) -> EngineRequest:
-    prompt_ids = list(unpack("I", request.input_ids))
+    prompt_ids = array("I", request.input_ids)
     if isinstance(request, TokenizedEmbeddingReqInput):
         return EngineRequest(key=request.key, prompt_ids=prompt_ids, prefix_ids=[], sampling=_NO_TOKENS, embedding=True)
     return EngineRequest(

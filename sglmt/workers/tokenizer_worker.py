@@ -52,6 +52,7 @@ from sglmt.status.counters import read_counts
 from sglmt.status.metrics import BuildInfo, exposition
 from sglmt.tls import server_context
 from sglmt.tokenizer.chat_template import ChatTemplate
+from sglmt.tokenizer.encode_cache import EncodeCache
 from sglmt.tokenizer.loading import Tokenizer
 from sglmt.tokenizer.model_info import ModelInfo
 from sglmt.workers.child import ChildContext
@@ -64,6 +65,7 @@ from sglmt.workers.preloaded import Preloaded, take_or_load
 TICK_S = 0.05
 BUSY_TICK_S = 0.002  # while something is kept back for the next hop
 PROBE_PATIENCE_S = 2.0
+QUIET_S = 1.0  # a worker that leaves alone closes connections on which no request has come for so long
 
 
 class TokenizerWorker:
@@ -73,6 +75,9 @@ class TokenizerWorker:
         self._child = child
         self.args = child.args
         self.tokenizer = tokenizer
+        self.encode_cache = EncodeCache(
+            tokenizer.encode, tokenizer.info.separators, self.args.tokenizer_cache_mb * 1024 * 1024
+        )
         self.template = template
         self.keys = ApiKeys(child.bootstrap.api_keys, child.bootstrap.admin_keys)
         self.frontend = Frontend(child)
@@ -158,6 +163,10 @@ class TokenizerWorker:
         slot = self._child.slot
         slot.beat()
         slot[SlotWord.BACKLOG_BYTES] = self.frontend.unsent_bytes
+        slot[SlotWord.ENCODE_HITS] = self.encode_cache.hits
+        slot[SlotWord.ENCODE_MISSES] = self.encode_cache.misses
+        slot[SlotWord.ENCODED_TOKENS] = self.encode_cache.encoded_tokens
+        slot[SlotWord.REUSED_TOKENS] = self.encode_cache.reused_tokens
         slot[SlotWord.DROPPED_MESSAGES] = self.frontend.dropped
         self._worker_slots = self._child.page.serving_slots(Role.TOKENIZER_WORKER)
 
@@ -217,8 +226,8 @@ class TokenizerWorker:
 
     @property
     def is_draining(self) -> bool:
-        """New requests are refused with 503."""
-        return self._stopping.is_set()
+        """New requests are refused with 503: the whole instance drains. A worker that leaves alone serves on."""
+        return bool(self._child.page.header(HeaderWord.DRAIN_DEADLINE_NS))
 
     async def _drain(self) -> None:
         """Wait for running requests until the deadline; abort the rest, with an answer.
@@ -227,11 +236,11 @@ class TokenizerWorker:
         a worker that ends alone leaves them to the others.
         """
         self._child.slot.enter(Phase.DRAINING)
-        if not self._child.page.header(HeaderWord.DRAIN_DEADLINE_NS):
-            self._server.stop_accepting()
+        otherwise_s = time.monotonic() + self.args.drain_timeout
+        await self._move_clients_over(otherwise_s)
         self._server.close_idle()
         while self.frontend.live:
-            if time.monotonic() >= self._child.drain_deadline_s(time.monotonic()):
+            if time.monotonic() >= self._child.drain_deadline_s(otherwise_s):
                 self.frontend.end_all(
                     FinishReason(
                         kind="abort",
@@ -245,6 +254,18 @@ class TokenizerWorker:
             await asyncio.sleep(0.01)
         self._server.stop_accepting()
         await self._close_connections(time.monotonic() + 2.0)
+
+    async def _move_clients_over(self, otherwise_s: float) -> None:
+        """Of a worker that ends alone: no new connections; requests on those it has are served, and the answer
+        closes the connection. Until none is left, the deadline, or the whole instance drains too."""
+        if self.is_draining:
+            return
+        self._server.leave()
+        while self.frontend.live or self._server.open_connections:
+            if self.is_draining or time.monotonic() >= self._child.drain_deadline_s(otherwise_s):
+                break
+            self._server.close_quiet(QUIET_S)
+            await asyncio.sleep(0.01)
 
     async def _close_connections(self, deadline_s: float) -> None:
         """Let answers leave, then close what is still open."""
@@ -272,7 +293,7 @@ class TokenizerWorker:
 
     def why_not_ready(self) -> str | None:
         """None when requests can be served, else the reason."""
-        if self.is_draining or self._child.page.header(HeaderWord.DRAIN_DEADLINE_NS):
+        if self.is_draining:
             return "draining"
         if self._child.page.header(HeaderWord.READY):
             return None

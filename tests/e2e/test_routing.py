@@ -17,7 +17,17 @@ import psutil
 import pytest
 
 from tests.support.instance import Instance
-from tests.support.serving import Stream, busy, chat_text, events_of, look, post, stopped, streams_to, until
+from tests.support.serving import (
+    Stream,
+    busy,
+    chat_text,
+    events_of,
+    look,
+    post,
+    stopped,
+    streams_to,
+    until,
+)
 from tests.support.wait import wait_until
 
 SIMULATOR = ("--engine", "simulator", "--simulator-step-ms", "10")
@@ -60,18 +70,21 @@ def test_concurrent_streams_of_many_scripts_are_byte_exact(served: Instance) -> 
         content = f"{TEXTS[number % len(TEXTS)]} {number}"
         return {"messages": [{"role": "user", "content": content}], "max_tokens": 30 + 5 * number}
 
-    async def scenario() -> list[list[dict[str, Any]]]:
-        async with streams_to(served) as streams:
+    async def scenario() -> tuple[list[list[dict[str, Any]]], list[httpx.Response]]:
+        async with streams_to(served) as streams, httpx.AsyncClient(timeout=60) as client:
             opened = [streams.start("/v1/chat/completions", **body(number)) for number in range(32)]
             await until(lambda: all(stream.chunks for stream in opened), 20, "all streams run")
             rows = [row for row in look(served).processes if row.role == "tokenizer_worker"]
             assert all(row.in_flight for row in rows), "some worker has no stream"
-            return [(await stream.finish()).events for stream in opened]
+            streamed = [(await stream.finish()).events for stream in opened]
+            url = served.url + "/v1/chat/completions"
+            return streamed, await asyncio.gather(*(client.post(url, json=body(number)) for number in range(32)))
 
-    answers = asyncio.run(scenario())
-    assert len({event["id"] for events in answers for event in events}) == 32
-    for number, events in enumerate(answers):
-        whole = post(served, "/v1/chat/completions", **body(number)).json()
+    streamed, wholes = asyncio.run(scenario())
+    assert len({event["id"] for events in streamed for event in events}) == 32
+    assert len({whole.json()["id"] for whole in wholes}) == 32
+    for number, (events, answer) in enumerate(zip(streamed, wholes, strict=True)):
+        whole = answer.json()
         assert chat_text(events) == whole["choices"][0]["message"]["content"]
         assert whole["usage"]["completion_tokens"] == 30 + 5 * number
 
@@ -183,7 +196,8 @@ def test_an_abort_reaches_the_request_wherever_it_is(served: Instance) -> None:
 
 def assert_aborted(stream: Stream) -> None:
     """It ended as what it is, and not as if it had come to its end."""
-    assert stream.events[-1]["error"]["code"] == "aborted"
+    reason = stream.events[-1]["meta_info"]["finish_reason"]
+    assert (reason["type"], reason["code"]) == ("abort", "aborted")
 
 
 def test_only_the_exact_id_is_aborted(served: Instance) -> None:

@@ -192,3 +192,13 @@ def stopped(pid: int) -> Iterator[None]:
 def chat_text(events: list[dict[str, Any]]) -> str:
     """The joined deltas of a chat stream."""
     return "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
+
+
+def failure_code(stream: Stream) -> str:
+    """The `code` a stream ended with: in an error event, or in `/generate`'s finish reason of type abort."""
+    last = stream.events[-1]
+    if "error" in last:
+        return str(last["error"]["code"])
+    reason = last["meta_info"]["finish_reason"]
+    assert reason["type"] == "abort", reason
+    return str(reason["code"])

@@ -12,7 +12,9 @@ from tests.support.fuzz.requests import Request
 HANG_S = 2.0
 ALLOWED_5XX = frozenset({501, 503, 504})
 
-_LEAK = re.compile(r"Traceback|\.py\b|site-packages|\b[A-Z][A-Za-z]+(?:Error|Exception)\b|<class|0x[0-9a-f]{6,}|msgspec")
+_LEAK = re.compile(
+    r"Traceback|\.py\b|site-packages|\b[A-Z][A-Za-z]+(?:Error|Exception)\b|<class|0x[0-9a-f]{6,}|msgspec"
+)
 
 
 def complaint(request: Request, answer: Answer) -> str | None:

@@ -100,9 +100,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="sglmt-fuzz-") as directory, Instance(Path(directory)) as instance:
         instance.launch(*LAUNCH_OPTIONS)
         started_s = time.monotonic()
-        findings = asyncio.run(
-            fuzz(instance.url, options.requests, options.seed, options.control, options.connections)
-        )
+        findings = asyncio.run(fuzz(instance.url, options.requests, options.seed, options.control, options.connections))
         print(f"{findings}; {options.requests / (time.monotonic() - started_s):.0f} requests a second")
         wrong = [*findings.complaints, *judge_instance(instance)]
     for line in wrong[:SHOWN_COMPLAINTS]:

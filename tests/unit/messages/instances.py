@@ -1,9 +1,13 @@
-"""Random instances of every message type, built from its type hints, so that a new field needs no new test."""
+"""Random instances of every message type, built from its type hints, so that a new field needs no new test.
+
+Contents come from a seeded random source, which hypothesis draws: a few hundred values an instance would be slow to
+draw one by one.
+"""
 
 from __future__ import annotations
 
 import itertools
-from functools import cache
+from random import Random
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -26,16 +30,19 @@ from sglmt.messages.columns import (
     unpack_ragged,
 )
 
-PLAIN: st.SearchStrategy[object] = st.sampled_from([None, True, -9, 0, 2**40, "", "é鑫", [1, "x"], {"a": None}])
-_SIMPLE: dict[object, st.SearchStrategy[Any]] = {
-    int: st.sampled_from([0, 1, 7, 300, 70_000, 2**32 - 1]),
-    float: st.sampled_from([0.0, -1.5, 1e300, float("-inf")]),
-    str: st.sampled_from(["", "a", "stop", "é鑫🔥", "\n\x00"]),
-    bool: st.booleans(),
-    bytes: st.sampled_from([b"", b"\x00" * 8, b"12345678abcdefgh"]),
+PLAIN = (None, True, -9, 0, 2**40, "", "é鑫", [1, "x"], {"a": None})
+_SIMPLE: dict[object, tuple[Any, ...]] = {
+    int: (0, 1, 7, 300, 70_000, 2**32 - 1),
+    float: (0.0, -1.5, 1e300, float("-inf")),
+    str: ("", "a", "stop", "é鑫🔥", "\n\x00"),
+    bool: (False, True),
+    bytes: (b"", b"\x00" * 8, b"12345678abcdefgh"),
     object: PLAIN,
-    type(None): st.none(),
+    type(None): (None,),
 }
+_NUMBERS = {"Q": (0, 1, 2**31, 2**64 - 1), "I": (0, 1, 2**31, 2**32 - 1), "f": (0.0, -2.5), "d": (0.0, 1e300)}
+
+SEEDS = st.integers(0, 2**32 - 1)
 
 
 def is_batch(cls: type) -> bool:
@@ -43,71 +50,70 @@ def is_batch(cls: type) -> bool:
     return issubclass(cls, Batch)
 
 
-def messages(cls: type) -> st.SearchStrategy[Any]:
-    """Instances of a message type that is no batch."""
-    return values(cls)
+def instances(cls: type, rows: int | None = None) -> st.SearchStrategy[Any]:
+    """Instances of a message type; batches with `rows` rows (None: few)."""
+
+    def make(seed: int) -> Any:
+        rng = Random(seed)
+        if is_batch(cls):
+            return random_batch(rng, cls, rng.randrange(6) if rows is None else rows)
+        return random_value(rng, cls)
+
+    return SEEDS.map(make)
 
 
-@cache
-def values(hint: Any) -> st.SearchStrategy[Any]:
-    """Values of a type hint as message fields use them; a kind of hint not known here is an error."""
+def random_value(rng: Random, hint: Any) -> Any:
+    """A value of a type hint as message fields use them; a kind of hint not known here is an error."""
     if hint in _SIMPLE:
-        return _SIMPLE[hint]
+        return rng.choice(_SIMPLE[hint])
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        return st.one_of([values(option) for option in inner])
+        return random_value(rng, rng.choice(inner))
     if origin is list:
-        return st.lists(values(inner[0]), max_size=2)
+        return [random_value(rng, inner[0]) for _ in range(rng.randrange(3))]
     if origin is dict:
-        return st.dictionaries(values(inner[0]), values(inner[1]), max_size=2)
+        return {random_value(rng, inner[0]): random_value(rng, inner[1]) for _ in range(rng.randrange(3))}
     if origin is tuple and inner[-1] is Ellipsis:
-        return st.lists(values(inner[0]), max_size=2).map(tuple)
+        return tuple(random_value(rng, inner[0]) for _ in range(rng.randrange(3)))
     if origin is tuple:
-        return st.tuples(*map(values, inner))
+        return tuple(random_value(rng, of) for of in inner)
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        return st.fixed_dictionaries({name: values(of) for name, of in get_type_hints(hint).items()}).map(
-            lambda fields: hint(**fields)
-        )
+        return hint(**{name: random_value(rng, of) for name, of in get_type_hints(hint).items()})
     raise TypeError(f"no values of {hint} here; add them")
 
 
-def numbers(code: str) -> st.SearchStrategy[Any]:
-    """What a packed column of `code` may hold."""
-    if code in "fd":
-        return st.sampled_from([0.0, 1.0, -2.5, float("inf")])
-    return st.sampled_from([0, 1, 2**31, 2**64 - 1 if code == "Q" else 2**32 - 1])
-
-
-@st.composite
-def column(draw: st.DrawFn, kind: ColumnKind, hint: Any, rows: int) -> Any:
+def random_column(rng: Random, kind: ColumnKind, hint: Any, rows: int) -> Any:
     """One column of `rows` rows, of the declared kind and type."""
-    some = {"min_size": rows, "max_size": rows}
     if isinstance(kind, PerRow):
-        return pack(kind.code, draw(st.lists(numbers(kind.code), **some)))
+        return pack(kind.code, rng.choices(_NUMBERS[kind.code], k=rows))
     if isinstance(kind, Ragged):
-        return pack_ragged(kind.code, draw(st.lists(st.lists(numbers(kind.code), max_size=3), **some)))
+        most = rng.choice((1, 4))  # one a row is written down in another way
+        return pack_ragged(kind.code, [rng.choices(_NUMBERS[kind.code], k=rng.randrange(most) + (most == 1)) for _ in range(rows)])
     if isinstance(kind, Objects):
-        return draw(st.lists(values(_inner(hint, list)), **some))
+        return [random_value(rng, _inner(hint, list)) for _ in range(rows)]
     if isinstance(kind, Sparse):
-        named = draw(st.sets(st.integers(0, rows - 1))) if rows else set()
-        return {row: draw(values(_inner(hint, dict))) for row in sorted(named)}
+        return {row: random_value(rng, _inner(hint, dict)) for row in range(rows) if rng.randrange(3) == 0}
     if isinstance(kind, DictOfObjects):
-        names = draw(st.sets(st.sampled_from("abc"), min_size=1))
-        return {name: draw(st.lists(PLAIN, **some)) for name in sorted(names)}
-    assert isinstance(kind, Shared)
-    return draw(values(_without_none(hint)))
+        return {name: rng.choices(PLAIN, k=rows) for name in rng.sample("abc", k=rng.randrange(1, 4))}
+    if isinstance(kind, Shared):
+        return random_value(rng, hint)
+    raise TypeError(f"no columns of {kind} here; add them")
 
 
-def _without_none(hint: Any) -> Any:
-    options = [option for option in getattr(hint, "__args__", (hint,)) if option is not type(None)]
-    return options[0] if len(options) == 1 else hint
+def random_batch(rng: Random, cls: type, rows: int) -> Any:
+    """A batch of `rows` rows with distinct keys; optional columns are there or not."""
+    columns: dict[str, Any] = {"keys": pack("Q", [rng.getrandbits(64) for _ in range(rows)])}
+    for name, kind in columns_of(cls):
+        if name != "keys" and not (is_optional(cls, name) and rng.randrange(2)):
+            columns[name] = random_column(rng, kind, hints_of(cls)[name], rows)
+    return cls(**columns)
 
 
 def _inner(hint: Any, outer: type) -> Any:
     """`T` of `list[T]` or `dict[…, T]`, with or without `| None`."""
-    for option in (hint, *getattr(hint, "__args__", ())):
-        if getattr(option, "__origin__", None) is outer:
-            return option.__args__[-1]
+    for option in (hint, *get_args(hint)):
+        if get_origin(option) is outer:
+            return get_args(option)[-1]
     raise TypeError(f"{hint} holds no {outer}")
 
 
@@ -118,26 +124,11 @@ def hints_of(cls: type) -> dict[str, Any]:
 
 def is_optional(cls: type, name: str) -> bool:
     """Whether the column may be absent."""
-    return type(None) in getattr(hints_of(cls)[name], "__args__", ())
-
-
-@st.composite
-def batches(draw: st.DrawFn, cls: type, rows: int, absent: frozenset[str] | None = None) -> Any:
-    """A batch of `rows` rows; optional columns are there or not, or as `absent` says. Keys are distinct."""
-    columns: dict[str, Any] = {}
-    for name, kind in columns_of(cls):
-        if name == "keys":
-            keys = draw(st.lists(st.integers(0, 2**64 - 1), min_size=rows, max_size=rows, unique=True))
-            columns[name] = pack("Q", keys)
-            continue
-        left_out = is_optional(cls, name) and (draw(st.booleans()) if absent is None else name in absent)
-        if not left_out:
-            columns[name] = draw(column(kind, hints_of(cls)[name], rows))
-    return cls(**columns)
+    return type(None) in get_args(hints_of(cls)[name])
 
 
 def filled(cls: type, rows: int, first_key: int = 0, without: frozenset[str] = frozenset()) -> Any:
-    """A batch with every column there and each value recognisable, built fast."""
+    """A batch with every column there and each value recognisable by its row."""
     columns: dict[str, Any] = {}
     for name, kind in columns_of(cls):
         if name not in without:
@@ -173,12 +164,6 @@ def comparable(batch: Any) -> dict[str, Any]:
     shown: dict[str, Any] = {}
     for name, kind in columns_of(type(batch)):
         value = getattr(batch, name)
-        if isinstance(value, RaggedColumn) and isinstance(kind, Ragged):
-            shown[name] = _rows_of(kind, value)
-        else:
-            shown[name] = value
+        is_ragged = isinstance(value, RaggedColumn) and isinstance(kind, Ragged)
+        shown[name] = unpack_ragged(kind.code, value) if is_ragged else value
     return shown
-
-
-def _rows_of(kind: Ragged, value: RaggedColumn) -> list[tuple[Any, ...]]:
-    return unpack_ragged(kind.code, value)

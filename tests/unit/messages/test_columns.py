@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instances import batches, comparable, filled, hints_of, is_batch, is_optional, split_at_random
+from instances import comparable, filled, hints_of, instances, is_batch, is_optional, split_at_random
 
 import sglmt.messages.to_detokenizer
 import sglmt.messages.to_scheduler
@@ -45,7 +45,7 @@ def test_all_three_batch_types_are_here() -> None:
 @given(data=st.data())
 @settings(max_examples=40)
 def test_rows_taken_one_by_one_make_the_batch_again(cls: type, data: st.DataObject) -> None:
-    whole = data.draw(batches(cls, data.draw(st.integers(1, 5))))
+    whole = data.draw(instances(cls, data.draw(st.integers(1, 5))))
     whole.check()
     ones = [whole.take([row]) for row in range(whole.rows())]
     for one in ones:
@@ -58,7 +58,7 @@ def test_rows_taken_one_by_one_make_the_batch_again(cls: type, data: st.DataObje
 @given(data=st.data())
 @settings(max_examples=40)
 def test_any_cut_into_pieces_comes_together_again(cls: type, data: st.DataObject) -> None:
-    whole = data.draw(batches(cls, data.draw(st.integers(0, 6))))
+    whole = data.draw(instances(cls))
     pieces = split_at_random(whole, data.draw(st.lists(st.integers(0, 6), max_size=4)))
     assert comparable(concat(pieces)) == comparable(whole)
 
@@ -67,7 +67,7 @@ def test_any_cut_into_pieces_comes_together_again(cls: type, data: st.DataObject
 @given(data=st.data())
 @settings(max_examples=40)
 def test_split_by_gives_each_group_its_own_rows_in_order(cls: type, data: st.DataObject) -> None:
-    whole = data.draw(batches(cls, data.draw(st.integers(0, 6))))
+    whole = data.draw(instances(cls))
     groups = whole.split_by(lambda key: key % 3)
     keys = unpack("Q", whole.keys)
     for group, rows in groups.items():

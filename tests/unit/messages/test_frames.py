@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from instances import batches, filled, is_batch, messages
+from instances import filled, instances, is_batch
 
 import sglmt.messages.frame as frame_module
 import sglmt.messages.to_detokenizer
@@ -42,15 +42,11 @@ def decoded(frame: bytes) -> Any:
     return MESSAGES.decode(read_prefix(frame, INSTANCE), frame)
 
 
-def instance_of(data: st.DataObject, cls: type) -> Any:
-    return data.draw(batches(cls, data.draw(st.integers(0, 3))) if is_batch(cls) else messages(cls))
-
-
 @any_type
 @given(data=st.data())
 @settings(max_examples=30)
 def test_every_message_survives_the_way(cls: type, data: st.DataObject) -> None:
-    message = instance_of(data, cls)
+    message = data.draw(instances(cls))
     frame = framed(message)
     assert decoded(frame) == message
     assert read_prefix(frame, INSTANCE) == Prefix(
@@ -70,7 +66,7 @@ def test_every_message_survives_the_way(cls: type, data: st.DataObject) -> None:
 @given(data=st.data())
 @settings(max_examples=10)
 def test_fields_of_a_newer_peer_are_ignored(cls: type, data: st.DataObject) -> None:
-    message = instance_of(data, cls)
+    message = data.draw(instances(cls))
     fields = {name: getattr(message, name) for name in cls.__struct_fields__}
     newer = WRITER.frame(kind_of(message), Scope.PEER, {**fields, "from_the_future": [1, {"a": None}]})
     assert decoded(bytes(newer)) == message
@@ -80,7 +76,7 @@ def test_fields_of_a_newer_peer_are_ignored(cls: type, data: st.DataObject) -> N
 @given(data=st.data())
 @settings(max_examples=10)
 def test_fields_an_older_peer_does_not_send_have_their_default(cls: type, data: st.DataObject) -> None:
-    message = instance_of(data, cls)
+    message = data.draw(instances(cls))
     required = {
         field.encode_name: getattr(message, field.name)
         for field in msgspec.structs.fields(cls)
@@ -104,7 +100,7 @@ def test_a_missing_required_field_is_a_refusal(cls: type, data: st.DataObject) -
     required = [field for field in msgspec.structs.fields(cls) if field.required]
     if not required:
         return
-    message = instance_of(data, cls)
+    message = data.draw(instances(cls))
     fields = {field.encode_name: getattr(message, field.name) for field in required[1:]}
     with pytest.raises(FrameError) as caught:
         decoded(bytes(WRITER.frame(kind_of(message), Scope.PEER, fields)))
@@ -143,7 +139,7 @@ def test_any_content_of_any_kind_is_a_message_or_a_refusal(prefix: bytes, payloa
 @given(data=st.data())
 @settings(max_examples=30)
 def test_a_message_with_some_bytes_changed_is_a_message_or_a_refusal(cls: type, data: st.DataObject) -> None:
-    frame = bytearray(framed(instance_of(data, cls)))
+    frame = bytearray(framed(data.draw(instances(cls))))
     for at, byte in data.draw(st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), max_size=4)):
         frame[at % len(frame)] = byte
     _message_or_refusal(bytes(frame[: data.draw(st.integers(0, len(frame)))]))

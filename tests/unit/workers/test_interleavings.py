@@ -64,6 +64,7 @@ class Interleavings(RuleBasedStateMachine):
         self.world = World(self.directory, args, bad_ids)
         self.bad_ids = bad_ids
         self.asked: list[Asked] = []
+        self.aborted_rids: set[str] = set()
         self.engine_deaths = 0
         self.prompts = 0
 
@@ -113,9 +114,11 @@ class Interleavings(RuleBasedStateMachine):
                 logprobs=LogprobSpec() if logprobs else None,
                 confirm_admission=confirm,
             )
-            sink = CheckedSink(expected(submission, simulator(self.world.clock, bad_ids=self.bad_ids)))
+            wanted = expected(submission, simulator(self.world.clock, bad_ids=self.bad_ids))
+            sink = CheckedSink(wanted, submission.text)
             one = Asked(life, frontend.submit(submission, 0, 3, sink), sink, rid)
             one.may_be_duplicate = again
+            one.may_be_aborted = rid in self.aborted_rids  # an abort may still be under way
             self.asked.append(one)
 
     @precondition(lambda self: self.asked)
@@ -135,6 +138,7 @@ class Interleavings(RuleBasedStateMachine):
         life = self.world.current.get((Role.TOKENIZER_WORKER, worker % self.world.args.workers))
         if life is not None:
             life.machine.frontend.abort_by_rid(one.rid, False)
+            self.aborted_rids.add(one.rid)
             for other in self.asked:
                 other.may_be_aborted |= other.rid == one.rid
 

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from reference import Expected, simulator, token_table
+from reference import Expected, simulator, text_of, token_table
 
 from sglmt.ipc.addresses import http_worker_ipc
 from sglmt.ipc.state_page import Slot, SlotWord, StatePage
 from sglmt.messages.frame import FrameWriter, Role
-from sglmt.messages.sampling import FinishReason, TokenLogprobs
+from sglmt.messages.sampling import FinishReason, TextSpec, TokenLogprobs
 from sglmt.messages.to_detokenizer import BatchEmbeddingOutput
 from sglmt.messages.to_worker import BatchStrOutput, UnknownRequests
 from sglmt.server_args import ServerArgs
@@ -345,8 +345,9 @@ class World:
 class CheckedSink:
     """Receives one request's output and holds it against what must come."""
 
-    def __init__(self, wanted: Expected) -> None:
+    def __init__(self, wanted: Expected, spec: TextSpec) -> None:
         self.wanted = wanted
+        self._spec = spec
         self.ids: list[int] = []
         self.text = ""
         self.chosen: list[float | None] = []
@@ -381,7 +382,12 @@ class CheckedSink:
         logprobs: TokenLogprobs | None,
         finish: FinishReason,
     ) -> None:
-        self.row(request, text, token_ids, logprobs)
+        if finish.code == "aborted":  # an end somewhere: whatever was held back is flushed there
+            ids = [*self.ids, *token_ids]
+            assert ids == self.wanted.ids[: len(ids)]
+            assert self.text + text == text_of(ids, self._spec, "abort", None).text
+        else:
+            self.row(request, text, token_ids, logprobs)
         self.finish = finish
 
     def check_complete(self) -> None:
