@@ -74,6 +74,14 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     chat_template: Annotated[str | None, Flag("File with a Jinja chat template, instead of the model's.")] = (
         None
     )
+    tool_call_parser: Annotated[
+        Literal["auto", "none", "hermes", "qwen", "llama3_json", "mistral"],
+        Flag("Format of tool calls in the model's text; `auto`: the one its chat template is written for."),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal["auto", "none", "deepseek-r1", "qwen3"],
+        Flag("How the model marks its reasoning; `auto`: as its chat template does."),
+    ] = "auto"
     context_length: Annotated[
         int | None,
         Flag("Longest prompt + output, in tokens. Default: the model's.", minimum=8, maximum=2**24),

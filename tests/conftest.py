@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.support.instance import Instance
 from tests.support.leaks import leaks_since, mark_descendants, take_stock
+from tests.support.signal_stack import drop_lost_signal_stack
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,6 +26,8 @@ def nothing_is_left() -> Iterator[None]:
     """Fail a test that leaves a process, descriptor, shared-memory segment or run directory behind."""
     before = take_stock()
     yield
+    if "openvino" in sys.modules:
+        drop_lost_signal_stack()
     left = leaks_since(before)
     if left:
         pytest.fail("left behind:\n  " + "\n  ".join(left), pytrace=False)

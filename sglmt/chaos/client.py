@@ -103,10 +103,10 @@ class Client:
                 _, exchange = await loop.create_connection(lambda: Exchange(request), self._host, self._port)
                 self._open.add(exchange)
                 error = await exchange.ended
+        except TimeoutError:  # an OSError too: it has to come first
+            raise Hang(_hang(path, exchange)) from None
         except OSError as failed:
             raise ConnectionFailed(f"{path}: cannot connect: {failed}") from failed
-        except TimeoutError:
-            raise Hang(_hang(path, exchange)) from None
         finally:
             if exchange is not None:
                 self._open.discard(exchange)

@@ -17,7 +17,7 @@ from sglmt.chaos.answers import Answer, AnswerError, parse
 from sglmt.chaos.client import Client, ConnectionFailed, Hang
 from sglmt.chaos.plan import Wanted
 
-ATTEMPT_WITHIN_S = 120.0
+ATTEMPT_WITHIN_S = 180.0
 MAX_PROBLEMS = 20
 
 Judge = Callable[[Wanted, Answer], str | None]

@@ -122,12 +122,12 @@ def json_text(text: str) -> bytes:
     Some clients split lines where Unicode says so (U+0085, U+2028, U+2029), not only where the event stream does.
     """
     encoded = encode_json(text)
-    return encoded if text.isascii() or _line_separator(text) is None else _one_line(encoded)
+    return encoded if text.isascii() or _line_separator(text) is None else one_line(encoded)
 
 
 def sse_object(value: object) -> bytes:
     """One event with a JSON value, lines kept whole as in `json_text`."""
-    return b"data: " + _one_line(encode_json(value)) + b"\n\n"
+    return b"data: " + one_line(encode_json(value)) + b"\n\n"
 
 
 def sse_error(error: ApiError, api: ApiName) -> bytes:
@@ -147,7 +147,8 @@ def is_failure(finish: FinishReason) -> bool:
     return finish.kind in ("abort", "error")
 
 
-def _one_line(encoded: bytes) -> bytes:
+def one_line(encoded: bytes) -> bytes:
+    """Encoded JSON without the line ends that only Unicode knows."""
     for separator, escaped in _LINE_SEPARATORS:
         if separator in encoded:
             encoded = encoded.replace(separator, escaped)

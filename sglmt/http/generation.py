@@ -16,6 +16,7 @@ from sglmt.http.checks import MAX_INT64
 from sglmt.http.errors import ApiName, bad_request, context_too_long
 from sglmt.http.formatting import FormatContext, Formatter
 from sglmt.http.limits import ModelLimits
+from sglmt.http.output.message import OutputPlan
 from sglmt.messages.sampling import LogprobSpec, SamplingParams, TextSpec
 
 RequestKind = Literal["completion", "chat", "generate"]
@@ -100,6 +101,7 @@ class GenerationRequest:
     incremental: bool = True  # /generate streams only what is new
     text_in_logprobs: bool = True  # /generate return_text_in_logprobs
     model: str | None = None  # as the client wrote it
+    output: OutputPlan | None = None  # how the answers of a chat are taken apart, None: they are text
 
     @property
     def error_api(self) -> ApiName:

@@ -176,6 +176,11 @@ class Slot:
             self._words[self._base + word] = 0
 
 
+def _size_bytes(slots: int) -> int:
+    """Size of a page of `slots` slots: behind them, the totals of each role."""
+    return 8 * (HEADER_WORDS + GENERATION_WORDS + (slots + len(Role)) * SLOT_WORDS)
+
+
 class StatePage:
     """The mapped page. The supervisor creates it; children open it."""
 
@@ -186,7 +191,7 @@ class StatePage:
     @classmethod
     def create(cls, path: Path, instance_id: int, slots: int) -> StatePage:
         """Create the file exclusively, reserve its size, map it. Raises OSError."""
-        size = 8 * (HEADER_WORDS + GENERATION_WORDS + (slots + len(Role)) * SLOT_WORDS)
+        size = _size_bytes(slots)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, size)
@@ -215,6 +220,10 @@ class StatePage:
         if page.header(HeaderWord.MAGIC) != MAGIC or page.header(HeaderWord.INSTANCE_ID) != instance_id:
             page.close()
             raise SegmentError(f"state page {path} belongs to another instance or version")
+        if size != _size_bytes(page.slots):
+            slots = page.slots
+            page.close()
+            raise SegmentError(f"state page {path} has {size} bytes, a page of {slots} slots {_size_bytes(slots)}")
         return page
 
     def header(self, word: HeaderWord) -> int:

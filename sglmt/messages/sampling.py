@@ -33,6 +33,7 @@ class TextSpec(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     no_stop_trim: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
+    shown_ids: tuple[int, ...] = ()  # special tokens that are not skipped
 
 
 class LogprobSpec(msgspec.Struct, array_like=True, frozen=True, kw_only=True):

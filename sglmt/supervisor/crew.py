@@ -7,6 +7,7 @@ Owned by the supervisor and used in its loop only. The crew is what a ManagedPro
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -19,16 +20,24 @@ from sglmt.ipc.state_page import HeaderWord, Slot, SlotWord
 from sglmt.messages.frame import Role
 from sglmt.server_args import SchedulerInfo, ServerArgs
 from sglmt.supervisor.control_plane import ControlPlane
+from sglmt.supervisor.convergence import Deed, Seat, Successor, next_steps
 from sglmt.supervisor.endings import Ending, because_of
 from sglmt.supervisor.inbox import Inbox
 from sglmt.supervisor.instance_state import Member, backend_is_up
-from sglmt.supervisor.lifecycle import Event, StartRequested, State
+from sglmt.supervisor.lifecycle import (
+    DrainRequested,
+    Event,
+    GenerationTaken,
+    StartRequested,
+    State,
+    StopRequested,
+)
 from sglmt.supervisor.process import ManagedProcess
 from sglmt.supervisor.resources import Resources
 from sglmt.supervisor.services import Log
 from sglmt.supervisor.spawn import SpawnedChild
 from sglmt.supervisor.spawn_turns import SpawnTurns
-from sglmt.supervisor.topology import ProcessSpec
+from sglmt.supervisor.topology import ABORT_ANSWERS_S, ProcessSpec, spec_of
 from sglmt.supervisor.watch import Watch
 
 _ENDED = frozenset({State.STOPPED, State.FATAL})
@@ -54,20 +63,117 @@ class Crew:
         self._log = log
         self._on_ending = on_ending
         self._processes: dict[str, ManagedProcess] = {}
+        self._successors: dict[str, ManagedProcess] = {}
+        self._leaving: list[ManagedProcess] = []
+        self._due: set[str] = set()  # workers that are to be replaced
+        self._newest: dict[str, int] = {}  # name → the highest generation it ever had
+        self._keys = itertools.count(1)
+        self._args = args
+        self.wanted_workers = args.workers
+        self.failed_replacement: str | None = None  # why the last roll ended early
         self._turns = SpawnTurns(os.cpu_count() or 1)
         self._watch = Watch(args)
         self._backend_up_since_s: float | None = None
 
     def everybody(self) -> list[ManagedProcess]:
-        """In start order."""
+        """In start order; successors and those that leave at the end."""
+        return [*self._processes.values(), *self._successors.values(), *self._leaving]
+
+    def current(self) -> list[ManagedProcess]:
+        """Who holds a place: one of each name."""
         return list(self._processes.values())
 
     def converge(self, wanted: Iterable[ProcessSpec]) -> None:
         """Start every wanted process that there is not."""
         for spec in wanted:
             if spec.name not in self._processes:
-                self._processes[spec.name] = ManagedProcess(spec, self)
+                self._processes[spec.name] = self._new_process(spec)
                 self._processes[spec.name].feed(StartRequested())
+
+    def _new_process(self, spec: ProcessSpec) -> ManagedProcess:
+        key = f"{spec.name}/{next(self._keys)}"
+        return ManagedProcess(spec, self, self._newest.get(spec.name, 0), key)
+
+    # --- workers: as many as wanted, of the age that is wanted --------------------------------------------
+
+    def adopt(self, args: ServerArgs) -> None:
+        """New limits for everybody, from now on."""
+        self._args = args
+        self._watch.adopt(args)
+        for process in self.everybody():
+            process.adopt(spec_of(process.spec.role, process.spec.index, args))
+
+    def renew(self, names: Iterable[str]) -> None:
+        """Have these workers replaced, one at a time; `failed_replacement` says why it ended early."""
+        self.failed_replacement = None
+        self._due.update(name for name in names if name in self._processes)
+
+    def renewals_left(self) -> int:
+        """Workers whose replacement is not complete: due, under way, or the old one still leaving."""
+        return len(self._due) + sum(process.was_replaced for process in self._leaving)
+
+    def workers(self) -> list[ManagedProcess]:
+        """The tokenizer workers that hold a place, by index."""
+        found = [p for p in self.current() if p.spec.role is Role.TOKENIZER_WORKER]
+        return sorted(found, key=lambda process: process.spec.index)
+
+    def leaving_workers(self) -> list[ManagedProcess]:
+        """Workers that have lost their place and finish what they have."""
+        return list(self._leaving)
+
+    def converge_workers(self, now_s: float) -> None:
+        """The next steps to the workers that are wanted. Not while the instance stops."""
+        seats = [Seat(p.spec.index, p.name in self._due, self._successor(p.name)) for p in self.workers()]
+        still_leaving = sum(process.was_replaced for process in self._leaving)
+        for step in next_steps(self.wanted_workers, seats, still_leaving):
+            spec = spec_of(Role.TOKENIZER_WORKER, step.index, self._args)
+            match step.deed:
+                case Deed.START:
+                    self.converge([spec])
+                case Deed.RETIRE:
+                    self._retire(spec.name, now_s)
+                case Deed.REPLACE:
+                    self._successors[spec.name] = self._new_process(spec)
+                    self._successors[spec.name].feed(StartRequested())
+                case Deed.PROMOTE:
+                    self._promote(spec.name, now_s)
+                case Deed.DISCARD:
+                    self._discard(spec.name)
+
+    def _successor(self, name: str) -> Successor:
+        process = self._successors.get(name)
+        if process is None:
+            return Successor.NONE
+        if process.life.last_exit is not None:
+            return Successor.FAILED
+        return Successor.SERVES if process.serves else Successor.STARTING
+
+    def _retire(self, name: str, now_s: float) -> None:
+        self._due.discard(name)
+        for process in (self._successors.pop(name, None), self._processes.pop(name, None)):
+            if process is not None:
+                self._ask_to_leave(process, now_s)
+
+    def _promote(self, name: str, now_s: float) -> None:
+        old, new = self._processes[name], self._successors.pop(name)
+        new.earlier_restarts = old.earlier_restarts + old.life.restarts
+        old.was_replaced = True
+        self._processes[name] = new
+        self._due.discard(name)
+        self._ask_to_leave(old, now_s)
+
+    def _discard(self, name: str) -> None:
+        failed = self._successors.pop(name)
+        self._due.clear()
+        why = because_of(failed, failed.life.last_exit.text if failed.life.last_exit is not None else "it failed")
+        self.failed_replacement = f"{name}: its replacement failed: {why.reason}; the old one stays"
+        self._leaving.append(failed)
+        failed.feed(StopRequested(time.monotonic()))
+
+    def _ask_to_leave(self, process: ManagedProcess, now_s: float) -> None:
+        """Finish what it has, at most for the drain time."""
+        self._leaving.append(process)
+        process.feed(DrainRequested(now_s + self._args.drain_timeout + ABORT_ANSWERS_S))
 
     def tell(self, role: Role, event: Event) -> None:
         """Feed every process of a role."""
@@ -86,16 +192,20 @@ class Crew:
 
     def members(self) -> list[Member]:
         """What the state of the instance depends on."""
-        return [Member(p.spec.role, p.name, p.life.state, p.serves) for p in self.everybody()]
+        return [Member(p.spec.role, p.name, p.life.state, p.serves) for p in self.current()]
 
     def settle(self) -> None:
         """After something has happened: let those boot whose turn it is, answer those that shall not any more."""
         for process in self.everybody():
             if process.waits_for_spawn and process.life.state is not State.STARTING:
-                self._turns.cancel(process.name)
+                self._turns.cancel(process.key)
                 process.spawn_now()
-        for name in self._turns.due(time.monotonic()):
-            self._processes[name].spawn_now()
+        by_key = {process.key: process for process in self.everybody()}
+        for key in self._turns.due(time.monotonic()):
+            by_key[key].spawn_now()
+        for process in [process for process in self._leaving if process.life.state in _ENDED]:
+            self._leaving.remove(process)
+            process.destroy()
         if not backend_is_up(self.members()):
             self._backend_up_since_s = None
         elif self._backend_up_since_s is None:
@@ -140,13 +250,20 @@ class Crew:
         """Do this in the supervisor's loop."""
         self._inbox.post(work)
 
-    def request_spawn(self, name: str) -> None:
-        """Queue a process for its turn to boot."""
-        self._turns.request(name)
+    def request_spawn(self, key: str) -> None:
+        """Queue a process for its turn to boot; others of its name go on behind its generation."""
+        self._turns.request(key)
+        for process in self.everybody():
+            if process.key == key:
+                name, generation = process.name, process.life.generation
+                self._newest[name] = max(generation, self._newest.get(name, 0))
+                for other in self.everybody():
+                    if other.name == name and other is not process:
+                        other.feed(GenerationTaken(generation))
 
-    def turn_finished(self, name: str) -> None:
+    def turn_finished(self, key: str) -> None:
         """It is ready or gone."""
-        self._turns.finished(name)
+        self._turns.finished(key)
 
     def spawn(self, spec: ProcessSpec, generation: int) -> tuple[Slot, SpawnedChild]:
         """Start a life. Raises OSError or SglmtError."""
@@ -160,7 +277,7 @@ class Crew:
     def serving(self) -> dict[str, int]:
         """Name and generation of every process that runs, workers that drain included."""
         states = (State.RUNNING, State.DRAINING)
-        return {p.name: p.run.generation for p in self.everybody() if p.run is not None and p.life.state in states}
+        return {p.name: p.run.generation for p in self.current() if p.run is not None and p.life.state in states}
 
     def told_applied(self, process: ManagedProcess, generation: int, text: str) -> None:
         """A process has applied a version of the control state."""

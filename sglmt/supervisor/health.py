@@ -41,7 +41,7 @@ class HealthMonitor:
     """Judges one instance's processes; remembers since when each is stopped. `key` names a process life."""
 
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+        self.limits = limits
         self._stopped_since_s: dict[tuple[str, int], float] = {}
         self._last_round_s: float | None = None
         self._excused_until_s = 0.0
@@ -60,7 +60,7 @@ class HealthMonitor:
         if vitals.kernel_state == "T":
             since_s = self._stopped_since_s.setdefault(key, now_s)
             stopped_s = now_s - since_s
-            limit_s = min(self._limits.stopped_s, self._limits.heartbeat_s)
+            limit_s = min(self.limits.stopped_s, self.limits.heartbeat_s)
             return f"stopped (state T) for {stopped_s:.1f} s" if stopped_s >= limit_s else None
         self._stopped_since_s.pop(key, None)
         return self._judge_heartbeat(vitals, now_s)
@@ -71,9 +71,9 @@ class HealthMonitor:
         seen_s = max(vitals.heartbeat_s, vitals.ready_at_s, self._excused_until_s)
         if vitals.phase == Phase.STEPPING:
             since_s = max(vitals.phase_since_s, seen_s)
-            age_s, limit_s, what = now_s - since_s, self._limits.step_s, "inside one engine step"
+            age_s, limit_s, what = now_s - since_s, self.limits.step_s, "inside one engine step"
         elif vitals.phase in (Phase.BOOTING, Phase.LOADING):
-            age_s, limit_s, what = now_s - seen_s, self._limits.step_s, "without a heartbeat while loading"
+            age_s, limit_s, what = now_s - seen_s, self.limits.step_s, "without a heartbeat while loading"
         else:
-            age_s, limit_s, what = now_s - seen_s, self._limits.heartbeat_s, "without a heartbeat"
+            age_s, limit_s, what = now_s - seen_s, self.limits.heartbeat_s, "without a heartbeat"
         return f"{age_s:.1f} s {what} (limit {limit_s:g} s)" if age_s > limit_s else None

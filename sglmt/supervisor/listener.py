@@ -37,9 +37,7 @@ class Listener:
         self.listening = False
 
     @classmethod
-    def bind(
-        cls, host: str, port: int, who_holds: HolderLookup = lambda port: None, scheme: str = "http"
-    ) -> Listener:
+    def bind(cls, host: str, port: int, who_holds: HolderLookup = lambda port: None, scheme: str = "http") -> Listener:
         """Bind `host`:`port` (0: any free port); `scheme` is for the URL.
 
         `who_holds(port)` names a running instance that has it. Raises PortError, naming address and holder. A

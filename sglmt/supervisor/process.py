@@ -27,6 +27,7 @@ from sglmt.supervisor.lifecycle import (
     DumpStacks,
     Event,
     Exited,
+    PolicyChanged,
     Ready,
     Report,
     SetTimer,
@@ -42,10 +43,9 @@ from sglmt.supervisor.reaper import exit_status, has_ended
 from sglmt.supervisor.restart_policy import budget_spent
 from sglmt.supervisor.services import Services
 from sglmt.supervisor.spawn import SpawnedChild
-from sglmt.supervisor.topology import ProcessSpec
+from sglmt.supervisor.topology import ABORT_ANSWERS_S, ProcessSpec
 
 TAIL_LINES = 50
-ABORT_ANSWERS_S = 1.0  # after the time for requests is over: for workers to tell the clients that are left
 _REAP_WITHIN_S = 5.0
 
 
@@ -66,9 +66,7 @@ class Run:
 class ManagedProcess:
     """One wanted process. `life` is its value in the lifecycle machine; `run` its current life, if any."""
 
-    def __init__(
-        self, spec: ProcessSpec, services: Services, last_generation: int = 0, key: str | None = None
-    ) -> None:
+    def __init__(self, spec: ProcessSpec, services: Services, last_generation: int = 0, key: str | None = None) -> None:
         """`key` tells it from another process of the same name during a rolling replacement."""
         self.spec = spec
         self.key = key or spec.name
@@ -103,6 +101,11 @@ class ManagedProcess:
     def serves(self) -> bool:
         """Ready, and for a worker: proven so."""
         return self.life.state is State.RUNNING and (self.probed or self.spec.role is not Role.TOKENIZER_WORKER)
+
+    def adopt(self, spec: ProcessSpec) -> None:
+        """Other limits from now on."""
+        self.spec = spec
+        self.feed(PolicyChanged(spec.policy))
 
     def tail(self) -> list[str]:
         """The last lines of this life, and before them those of the previous one."""

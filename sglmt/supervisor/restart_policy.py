@@ -50,9 +50,7 @@ class RestartPolicy:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name.endswith("_s") and not (math.isfinite(value) and value >= 0):
-                raise ValueError(
-                    f"RestartPolicy.{field.name} is {value!r}; give a finite number of seconds >= 0"
-                )
+                raise ValueError(f"RestartPolicy.{field.name} is {value!r}; give a finite number of seconds >= 0")
         if not 0 <= self.jitter <= 1:
             raise ValueError(f"RestartPolicy.jitter is {self.jitter!r}; give a share between 0 and 1")
         if not (math.isfinite(self.backoff_factor) and self.backoff_factor >= 1):
@@ -67,9 +65,7 @@ def backoff_delay_s(policy: RestartPolicy, failures_in_a_row: int, rand: Callabl
     """Seconds to wait after the n-th counted death in a row; 0 after none. `rand` draws from [0, 1)."""
     if failures_in_a_row <= 0:
         return 0.0
-    return min(_plain_delay_s(policy, failures_in_a_row), policy.backoff_cap_s) * _shortening(
-        policy, rand
-    )
+    return min(_plain_delay_s(policy, failures_in_a_row), policy.backoff_cap_s) * _shortening(policy, rand)
 
 
 def cap_delay_s(policy: RestartPolicy, rand: Callable[[], float]) -> float:

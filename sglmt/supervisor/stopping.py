@@ -10,8 +10,7 @@ from collections.abc import Collection
 
 from sglmt.messages.frame import Role
 from sglmt.supervisor.lifecycle_table import DrainRequested, Event, StopRequested
-from sglmt.supervisor.process import ABORT_ANSWERS_S
-from sglmt.supervisor.topology import STOP_ORDER
+from sglmt.supervisor.topology import ABORT_ANSWERS_S, STOP_ORDER
 
 STAGE_GRACE_S = 5.0
 

@@ -145,9 +145,7 @@ class Supervisor:
         cleanup.callback(self._forget)
         initial = ControlState(log_level=self.args.log_level)
         self._control = ControlPlane(self.run_dir, self._resources.page, initial)
-        self._crew = Crew(
-            self.args, self._command, self.inbox, self._resources, self._control, self._log, self._fail
-        )
+        self._crew = Crew(self.args, self._command, self.inbox, self._resources, self._control, self._log, self._fail)
         cleanup.callback(self._crew.destroy)
         self._crew.converge(wanted_processes(self.args))
         self.inbox.tick(TICK_S, self._tick)

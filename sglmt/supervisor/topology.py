@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sglmt.errors import ExitCode
 from sglmt.messages.frame import Role
-from sglmt.server_args import ServerArgs
+from sglmt.server_args import MAX_WORKERS, ServerArgs
 from sglmt.supervisor.restart_policy import RestartPolicy
 
 START_ORDER = (Role.SCHEDULER, Role.DETOKENIZER, Role.ROUTER, Role.TOKENIZER_WORKER)
@@ -26,6 +26,8 @@ FRONT_END_ROLES = frozenset({Role.TOKENIZER_WORKER, Role.DETOKENIZER, Role.ROUTE
 _NUMBERED = frozenset({Role.TOKENIZER_WORKER, Role.DETOKENIZER})
 _SAME_CODE = frozenset({ExitCode.MODEL, ExitCode.PORT, ExitCode.RESOURCE, ExitCode.CONFIG})
 _WORKER_STOP_GRACE_S = 3.0
+ABORT_ANSWERS_S = 1.0  # after the time for requests is over: for workers to tell the clients that are left
+SCALES_TO_AT_LEAST = 128
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,19 @@ def wanted_processes(args: ServerArgs) -> list[ProcessSpec]:
         Role.ROUTER: 1 if args.mode == "multi" else 0,
         Role.TOKENIZER_WORKER: args.workers,
     }
-    return [
-        ProcessSpec(role, index, policy_of(role, args), essential=role is not Role.TOKENIZER_WORKER)
-        for role in START_ORDER
-        for index in range(counts[role])
-    ]
+    return [spec_of(role, index, args) for role in START_ORDER for index in range(counts[role])]
+
+
+def spec_of(role: Role, index: int, args: ServerArgs) -> ProcessSpec:
+    """One process of the instance."""
+    return ProcessSpec(role, index, policy_of(role, args), essential=role is not Role.TOKENIZER_WORKER)
+
+
+def most_workers(args: ServerArgs) -> int:
+    """How far an instance launched like this can be scaled: its state page has slots for so many."""
+    if args.mode == "single":
+        return 1
+    return min(MAX_WORKERS, max(SCALES_TO_AT_LEAST, 2 * args.workers))
 
 
 def policy_of(role: Role, args: ServerArgs) -> RestartPolicy:
@@ -85,5 +95,5 @@ def tree_code(child_code: int | None) -> int:
 
 
 def slots_needed(args: ServerArgs) -> int:
-    """Slots of the state page: two lives of every process may coexist, and then some."""
-    return 2 * len(wanted_processes(args)) + 16
+    """Slots of the state page: two lives of every process may coexist, workers to come included, and then some."""
+    return 2 * (len(wanted_processes(args)) - args.workers + most_workers(args)) + 16

@@ -22,9 +22,14 @@ class Watch:
     """One instance's watch."""
 
     def __init__(self, args: ServerArgs) -> None:
-        self._monitor = HealthMonitor(Limits(args.heartbeat_timeout, args.engine_step_timeout))
+        self._monitor = HealthMonitor(_limits(args))
         self._probe_limit_s = args.start_timeout
         self._next_round_s = 0.0
+
+    def adopt(self, args: ServerArgs) -> None:
+        """Other limits from now on."""
+        self._monitor.limits = _limits(args)
+        self._probe_limit_s = args.start_timeout
 
     def round(self, processes: Collection[ManagedProcess], now_s: float, backend_up_since_s: float | None) -> None:
         """Judge everybody, when it is time. A worker can only be probed while everything behind it serves."""
@@ -66,3 +71,7 @@ class Watch:
         if waited_s <= self._probe_limit_s:
             return None
         return f"its own probe request has not come back within {self._probe_limit_s:g} s"
+
+
+def _limits(args: ServerArgs) -> Limits:
+    return Limits(args.heartbeat_timeout, args.engine_step_timeout)

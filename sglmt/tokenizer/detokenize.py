@@ -33,7 +33,7 @@ class IncrementalDetokenizer:
 
     With `skip_special_tokens` special tokens add no text. `spaces_between_special_tokens=False` leaves out the
     space that a WordPiece (or missing) decoder puts between two special tokens that follow each other; other
-    decoders put none.
+    decoders put none. `shown_ids` are special tokens that add their text all the same.
     """
 
     __slots__ = (
@@ -42,6 +42,7 @@ class IncrementalDetokenizer:
         "_first",
         "_pending",
         "_poisoned",
+        "_shown",
         "_skips",
         "_special_before",
         "_strip",
@@ -50,12 +51,19 @@ class IncrementalDetokenizer:
     )
 
     def __init__(
-        self, table: TokenTable, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
+        self,
+        table: TokenTable,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        shown_ids: Sequence[int] = (),
     ) -> None:
         self._table = table
         self._skips = skip_special_tokens
+        self._shown = frozenset(shown_ids) if skip_special_tokens else frozenset[int]()
         self._tight = not skip_special_tokens and not spaces_between_special_tokens and table.rules.separates
         self._clean = table.skip if skip_special_tokens else table.tight if self._tight else table.keep
+        if self._shown:  # looked at one by one
+            self._clean = table.blank
         self._pending = b""  # bytes of an unfinished character
         self._poisoned = False  # inside a run of byte tokens known to be invalid
         self._special_before = False
@@ -106,7 +114,7 @@ class IncrementalDetokenizer:
         if not 0 <= token_id < table.size:
             raise TokenIdError(token_id, table.size)
         special = token_id in table.special
-        if token_id in table.ignored or (special and self._skips):
+        if token_id in table.ignored or (special and self._skips and token_id not in self._shown):
             return ""
         in_bytes = table.rules.mode == "bytes"
         return self._emit(self._push_bytes(token_id) if in_bytes else self._push_text(token_id, special))

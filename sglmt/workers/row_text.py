@@ -12,7 +12,8 @@ from typing import Any
 
 from sglmt.delivery.keys import life_of
 from sglmt.ipc.state_page import Slot, SlotWord
-from sglmt.messages.columns import RaggedColumn, Sparse, columns_of, pack, ragged_bounds, unpack
+from sglmt.messages.columns import RaggedColumn, Sparse, pack, ragged_bounds, unpack
+from sglmt.messages.generation_rows import GenerationRows
 from sglmt.messages.sampling import FinishReason, TextSpec
 from sglmt.messages.to_detokenizer import BatchTokenIDOutput
 from sglmt.messages.to_scheduler import FinishReq
@@ -23,16 +24,9 @@ from sglmt.tokenizer.token_table import TokenTable
 
 MAX_ENDED = 65536  # requests ended here that the scheduler may not have heard of; losing one costs a replay
 
-# Columns both batch types declare pass through unchanged; the others are made here.
-_OWN_COLUMNS = {"keys", "attempts", "offsets", "text_offsets", "output_ids", "texts", "finish_reasons"}
-PASSED_COLUMNS = tuple(
-    (name, kind)
-    for name, kind in columns_of(BatchStrOutput)
-    if name not in _OWN_COLUMNS and dict(columns_of(BatchTokenIDOutput)).get(name) == kind
-)
-_NOT_PASSED = {name for name, _ in columns_of(BatchStrOutput)} - _OWN_COLUMNS - {name for name, _ in PASSED_COLUMNS}
-if _NOT_PASSED:
-    raise TypeError(f"BatchStrOutput columns that BatchTokenIDOutput does not declare alike: {_NOT_PASSED}")
+# Columns of the rows that are not made here pass through unchanged, whatever they are.
+_MADE_HERE = {"keys", "attempts", "offsets", "output_ids", "finish_reasons"}
+PASSED_COLUMNS = tuple(name for name in GenerationRows.__struct_fields__ if name not in _MADE_HERE)
 
 
 class TextState:
@@ -191,6 +185,7 @@ class RowText:
                     spec.no_stop_trim,
                     spec.skip_special_tokens,
                     spec.spaces_between_special_tokens,
+                    spec.shown_ids,
                 ),
                 plain=not spec.stop,
             )
@@ -250,7 +245,7 @@ class RowText:
             renumbered = {old: new for new, old in enumerate(rows.kept)}
             rows.finish_reasons = Sparse().take(rows.finish_reasons, rows.kept)
             rows.cut = {renumbered[row]: used for row, used in rows.cut.items()}
-        passed: dict[str, Any] = {name: getattr(batch, name) for name, _ in PASSED_COLUMNS}
+        passed: dict[str, Any] = {name: getattr(batch, name) for name in PASSED_COLUMNS}
         output_ids = batch.output_ids
         if rows.cut:
             output_ids = _cut(output_ids, rows.cut)

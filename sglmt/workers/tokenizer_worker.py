@@ -38,6 +38,7 @@ from sglmt.http.errors import bad_request, unavailable
 from sglmt.http.generation_handlers import probe_submission
 from sglmt.http.limits import ModelLimits
 from sglmt.http.native.info import server_info_body
+from sglmt.http.output.rules import output_rules
 from sglmt.http.routes import all_routes
 from sglmt.http.server import HttpServer
 from sglmt.http.streams import Flusher
@@ -87,6 +88,13 @@ class TokenizerWorker:
         self._receiver = FrameReceiver(child)
         self._limits: ModelLimits | None = None
         self._limits_revision = -1
+        self._output_rules = output_rules(
+            self.args.tool_call_parser,
+            self.args.reasoning_parser,
+            template.source if template is not None else "",
+            tokenizer.token_to_id,
+            tokenizer.is_special,
+        )
         self._worker_slots = [child.slot]
         self._stopping = asyncio.Event()
         self._control = ControlFollower(child, self._apply_control)
@@ -282,7 +290,8 @@ class TokenizerWorker:
         arguments = self._child.reread_arguments()
         if self._limits is None or self._limits_revision != self._child.segment_revision:
             limits = _limits(self.args, self.tokenizer.info, arguments.scheduler_info)
-            self._limits = replace(limits, adapters=tuple(self._control.state.adapters))
+            adapters = tuple(self._control.state.adapters)
+            self._limits = replace(limits, adapters=adapters, output=self._output_rules)
             self._limits_revision = self._child.segment_revision
         return self._limits
 

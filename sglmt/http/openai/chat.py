@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from sglmt.http import checks
 from sglmt.http.errors import bad_field
 from sglmt.http.generation import ChatRender, GenerationRequest, PromptItem
@@ -23,7 +25,9 @@ from sglmt.http.openai.fields import (
     timeout_of,
     top_logprobs_of,
 )
-from sglmt.http.openai.messages import check_messages, offered_tools
+from sglmt.http.openai.messages import check_messages, offered_tools, tool_names
+from sglmt.http.openai.parsed_chat_format import ParsedChatFormatter
+from sglmt.http.output.message import OutputPlan
 from sglmt.http.sampling_fields import new_token_limit
 from sglmt.messages.sampling import LogprobSpec
 
@@ -40,6 +44,8 @@ class ChatBody(OpenAIFields, kw_only=True):
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    separate_reasoning: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
@@ -75,11 +81,15 @@ def parse_chat(body: bytes, limits: ModelLimits) -> GenerationRequest:
     refuse(fields, _UNSUPPORTED_IN_CHAT)
     if fields.modalities is not None and fields.modalities != ["text"]:
         raise bad_field("modalities", "only text is served", "unsupported_parameter")
-    chat = _chat_render(fields)
+    chat = _chat_render(fields, limits)
     n = checks.choices(fields.n, 1, limits.max_prompts_per_request)
     rids = checks.request_ids(fields.rid, 1, n)
     max_tokens = _max_tokens(fields)
     sampling, text = openai_sampling(fields, limits, max_tokens)
+    output = _output_plan(fields, chat.tools, limits)
+    if output is not None:
+        shown = limits.output.shown_ids(output.tools is not None, limits.output.reasoning is not None)
+        text = msgspec.structs.replace(text, shown_ids=shown)
     options = fields.stream_options
     return GenerationRequest(
         api="chat",
@@ -90,7 +100,7 @@ def parse_chat(body: bytes, limits: ModelLimits) -> GenerationRequest:
         text=text,
         max_new_tokens=max_tokens,
         default_max_new_tokens=None,
-        formatter_type=ChatFormatter,
+        formatter_type=ChatFormatter if output is None else ParsedChatFormatter,
         logprobs=_logprobs(fields, limits),
         priority=priority_of(fields.priority),
         timeout_s=timeout_of(fields.timeout_s),
@@ -98,6 +108,20 @@ def parse_chat(body: bytes, limits: ModelLimits) -> GenerationRequest:
         chat=chat,
         include_usage=options is not None and options.include_usage is True,
         model=fields.model,
+        output=output,
+    )
+
+
+def _output_plan(fields: ChatBody, tools: list[dict[str, Any]] | None, limits: ModelLimits) -> OutputPlan | None:
+    """How the answer is taken apart; None when all of it is text."""
+    names = None if tools is None or limits.output.calls is None else tool_names(tools)
+    if names is None and limits.output.reasoning is None:
+        return None
+    return OutputPlan(
+        rules=limits.output,
+        tools=names,
+        max_calls=1 if fields.parallel_tool_calls is False else None,
+        separate_reasoning=fields.separate_reasoning is not False,
     )
 
 
@@ -119,7 +143,7 @@ def _logprobs(fields: ChatBody, limits: ModelLimits) -> LogprobSpec | None:
     return LogprobSpec()
 
 
-def _chat_render(fields: ChatBody) -> ChatRender:
+def _chat_render(fields: ChatBody, limits: ModelLimits) -> ChatRender:
     messages = check_messages(fields.messages)
     continued = fields.continue_final_message or False
     if continued and fields.add_generation_prompt:
@@ -132,7 +156,7 @@ def _chat_render(fields: ChatBody) -> ChatRender:
         kwargs.setdefault("reasoning_effort", fields.reasoning_effort)
     return ChatRender(
         messages=messages,
-        tools=offered_tools(fields.tools, fields.tool_choice),
+        tools=offered_tools(fields.tools, fields.tool_choice, limits),
         add_generation_prompt=not continued and fields.add_generation_prompt is not False,
         continue_final_message=continued,
         kwargs=kwargs,

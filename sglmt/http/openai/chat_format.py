@@ -101,22 +101,24 @@ class ChatFormatter:
         raise_failure(choices)
         written = []
         for result in sorted(choices, key=lambda each: each.index_in_prompt):
-            self._usage.add(result.index_in_prompt, result.usage)
             written.append(self._whole_choice(result))
         body = {**self._envelope("chat.completion"), "choices": written, "usage": self._usage.total()}
         return encode_json(body)
 
     def _whole_choice(self, result: ChoiceResult) -> dict[str, Any]:
-        formatted = None
-        if self._request.logprobs is not None and result.logprobs is not None:
-            ids = result.token_ids[: len(result.logprobs.chosen)]
-            formatted = chat_logprobs(ids, result.logprobs, self._context)
+        self._usage.add(result.index_in_prompt, result.usage)
         return {
             "index": result.index_in_prompt,
             "message": {"role": "assistant", "content": result.text, "refusal": None},
-            "logprobs": formatted,
+            "logprobs": self._whole_logprobs(result),
             "finish_reason": result.finish.kind,
         }
+
+    def _whole_logprobs(self, result: ChoiceResult) -> dict[str, list[Any] | None] | None:
+        if self._request.logprobs is None or result.logprobs is None:
+            return None
+        ids = result.token_ids[: len(result.logprobs.chosen)]
+        return chat_logprobs(ids, result.logprobs, self._context)
 
     def _envelope(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, **self._common}

@@ -13,12 +13,14 @@ import msgspec
 from sglmt.http.checks import MAX_INT64
 from sglmt.http.errors import ApiError, bad_field, shown
 from sglmt.http.json_body import check_depth
+from sglmt.http.limits import ModelLimits
 
 Message = dict[str, Any]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 1024
+MAX_TOOL_NAME_CHARS = 256
 PART_SEPARATOR = "\n"  # between the text parts of one content
 
 
@@ -98,6 +100,8 @@ def _tool_call(call: Any, param: str) -> dict[str, Any]:
         raise bad_field(f"{param}.function", "an object with name and arguments is expected")
     if not isinstance(function.get("name"), str):
         raise bad_field(f"{param}.function.name", "a string is expected")
+    if not isinstance(call.get("id", ""), str | None):
+        raise bad_field(f"{param}.id", "a string is expected")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         arguments = _arguments(arguments, f"{param}.function.arguments")
@@ -129,30 +133,66 @@ def check_tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | No
     if len(tools) > MAX_TOOLS:
         raise bad_field("tools", f"at most {MAX_TOOLS} tools, got {len(tools)}")
     check_depth(tools, "tools")
+    names: set[str] = set()
     for index, tool in enumerate(tools):
-        if tool.get("type") != "function":
-            raise bad_field(f"tools[{index}].type", f"only function tools, got {_shown(tool.get('type'))}")
-        function = tool.get("function")
-        if not isinstance(function, dict):
-            raise bad_field(f"tools[{index}].function", "an object is expected")
-        if not isinstance(function.get("name"), str) or not function["name"]:
-            raise bad_field(f"tools[{index}].function.name", "a name is expected")
+        name = _check_tool(tool, f"tools[{index}]")
+        if name in names:
+            raise bad_field(f"tools[{index}].function.name", f"{shown(name)} is there twice")
+        names.add(name)
     return tools
 
 
+def _check_tool(tool: dict[str, Any], param: str) -> str:
+    """The function's name."""
+    if tool.get("type") != "function":
+        raise bad_field(f"{param}.type", f"only function tools, got {_shown(tool.get('type'))}")
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise bad_field(f"{param}.function", "an object is expected")
+    name = function.get("name")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_TOOL_NAME_CHARS:
+        raise bad_field(f"{param}.function.name", f"a name of 1 to {MAX_TOOL_NAME_CHARS} characters is expected")
+    if not isinstance(function.get("description", ""), str | None):
+        raise bad_field(f"{param}.function.description", "a string is expected")
+    if not isinstance(function.get("parameters", {}), dict | None):
+        raise bad_field(f"{param}.function.parameters", "a JSON schema (an object) is expected")
+    return name
+
+
 def offered_tools(
-    tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None
+    tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None, limits: ModelLimits
 ) -> list[dict[str, Any]] | None:
-    """The tools the prompt tells the model of: all with `auto`, none with `none`. Forcing a call is refused."""
+    """The tools the prompt tells the model of: all with `auto`, none with `none`.
+
+    Forcing a call takes an engine that can be held to a grammar; none of ours can be held to that of a call, so it
+    is refused, naming the engine.
+    """
     checked = check_tools(tools)
     if choice is None or choice == "auto":
         return checked
     if choice == "none":
         return None
-    if choice != "required" and not isinstance(choice, dict):
-        raise bad_field("tool_choice", f"auto, none, required or a named function, got {_shown(choice)}")
-    message = "tool_choice: forcing a tool call is not supported here; use auto or none"
-    raise ApiError(400, message, "tool_choice", "unsupported_parameter")
+    if choice != "required":
+        _check_named_choice(choice, checked or [])
+    if checked is None:
+        raise bad_field("tool_choice", "there are no tools to call; send tools too")
+    message = f"tool_choice: the {limits.engine} engine cannot be made to call a tool; use auto or none"
+    raise ApiError(400, message, "tool_choice", "unsupported_by_engine")
+
+
+def _check_named_choice(choice: str | dict[str, Any], tools: list[dict[str, Any]]) -> None:
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        problem = f"auto, none, required or a named function is expected, got {_shown(choice)}"
+        raise bad_field("tool_choice", problem)
+    if name not in tool_names(tools):
+        raise bad_field("tool_choice.function.name", f"{shown(name)} is none of the tools")
+
+
+def tool_names(tools: list[dict[str, Any]]) -> frozenset[str]:
+    """The functions that may be called."""
+    return frozenset(tool["function"]["name"] for tool in tools)
 
 
 def _shown(value: Any) -> str:

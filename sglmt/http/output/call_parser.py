@@ -1,8 +1,8 @@
 """Reading tool calls out of text that comes in pieces: what the formats have in common. Pure; tokenizer workers.
 
 A parser is a coroutine over the text so far: `_run` reads it and yields where it needs more, so that a format reads
-like its description. What it emits does not depend on how the text was cut. No character is lost: white space beside
-a call is layout and dropped with the call's marks, everything else is text, or part of a call.
+like its description. What it emits does not depend on how the text was cut. No character is lost: white space
+before a call, and behind the last one, is layout and dropped with the call's marks; all else is text or part of a call.
 
 A call is announced as soon as its name is known and its arguments have begun to be an object, and its arguments
 are passed on while they are written. What is found not to be a call before that stays text.
@@ -11,7 +11,7 @@ are passed on while they are written. What is found not to be a call before that
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 
 import msgspec
 
@@ -36,6 +36,7 @@ class CallParser(abc.ABC):
         self._ended = False
         self._raw: list[str] = []  # what was read for the current call
         self._announced = False
+        self._is_behind_call = False
         self._out: list[Piece] = []
         self._steps = self._read()
 
@@ -74,6 +75,10 @@ class CallParser(abc.ABC):
         self._raw.append(taken)
         return taken
 
+    def _put_back(self) -> None:
+        """What was read since the last call is no part of one."""
+        self._text, self._raw = "".join(self._raw) + self._text, []
+
     def _peek(self) -> Generator[None, None, str]:
         """The next character, "" at the end."""
         while not self._text:
@@ -100,11 +105,18 @@ class CallParser(abc.ABC):
     def _pass_text(self) -> Steps:
         """All that follows is text."""
         while True:
-            self._out.append(Text(self._text))
-            self._text = ""
+            if self._ended or not self._text.isspace():
+                self._pass(len(self._text))
             if self._ended:
                 return
             yield
+
+    def _pass(self, count: int) -> None:
+        """These characters are text; white space that ends the answer behind a call is nothing."""
+        text, self._text = self._text[:count], self._text[count:]
+        if not (self._is_behind_call and (not text or text.isspace())):
+            self._is_behind_call = False
+            self._out.append(Text(text))
 
     def _find(self, mark: str) -> Generator[None, None, bool]:
         """Pass text on up to a mark and read the mark; False at the end."""
@@ -113,23 +125,15 @@ class CallParser(abc.ABC):
             sure = self._text[: len(self._text) - kept]
             if kept or not self._ended:
                 sure = sure.rstrip(_SPACE)
-            self._out.append(Text(sure))
-            self._text = self._text[len(sure) :]
+            self._pass(len(sure))
             if self._ended:
                 return False
             yield
         before = self._text[:at].rstrip(_SPACE)
-        self._out.append(Text(before))
-        self._text = self._text[len(before) :]
+        self._pass(len(before))
         self._raw = []
         self._take(at - len(before) + len(mark))
         return True
-
-    def _drop_space(self) -> Generator[None, None, str]:
-        """Skip white space behind a call; returns the character behind it."""
-        char = yield from self._skip_space()
-        self._raw = []
-        return char
 
     # calls
 
@@ -143,6 +147,7 @@ class CallParser(abc.ABC):
     def _end_call(self) -> None:
         self._out.append(CallEnd())
         self._calls += 1
+        self._is_behind_call = True
         self._announced = False
         self._raw = []
 
@@ -274,12 +279,6 @@ def held_back(text: str, mark: str) -> int:
         if text.endswith(mark[:size]):
             return size
     return 0
-
-
-def first_of(text: str, marks: Sequence[str]) -> int:
-    """Where the first of these marks begins, -1 without any."""
-    found = [at for mark in marks if (at := text.find(mark)) >= 0]
-    return min(found, default=-1)
 
 
 def is_object(text: str) -> bool:

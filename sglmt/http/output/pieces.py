@@ -61,7 +61,7 @@ def merged(pieces: list[Piece]) -> list[Piece]:
             if not piece.text:
                 continue
             if type(last) is type(piece):
-                out[-1] = type(piece)(last.text + piece.text)  # type: ignore[union-attr]
+                out[-1] = type(piece)(last.text + piece.text)
                 continue
         out.append(piece)
     return out

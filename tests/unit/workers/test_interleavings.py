@@ -152,8 +152,7 @@ class Interleavings(RuleBasedStateMachine):
     def deliver(self, which: int, frames: int) -> None:
         """Some frames of one link arrive."""
         link = self._link(which)
-        while link is not None and link.frames and frames:
-            self.world.network.deliver(link)
+        while link is not None and link.frames and frames and self.world.network.deliver(link):
             frames -= 1
 
     @rule(which=st.integers(0, 30), position=st.integers(0, 3))
@@ -220,9 +219,19 @@ class Interleavings(RuleBasedStateMachine):
             self.world.roll_worker(index)
 
     @rule(which=st.integers(0, 10))
+    def spawn(self, which: int) -> None:
+        """One of the dead is announced: frames for it wait, it is not there yet."""
+        dead = [place for place in self._dead() if place not in self.world.announced]
+        if dead:
+            self.world.announce(*dead[which % len(dead)])
+
+    def _dead(self) -> list[tuple[Role, int]]:
+        return [place for place in self.world.places() if place not in self.world.current]
+
+    @rule(which=st.integers(0, 10))
     def restart(self, which: int) -> None:
         """One of the dead is back."""
-        dead = [place for place in self.world.places() if place not in self.world.current]
+        dead = self._dead()
         if dead:
             self.world.start(*dead[which % len(dead)])
 

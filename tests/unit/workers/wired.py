@@ -15,13 +15,14 @@ from typing import Any
 
 from reference import Expected, simulator, text_of, token_table
 
-from sglmt.ipc.addresses import http_worker_ipc
-from sglmt.ipc.state_page import Slot, SlotWord, StatePage
+from sglmt.ipc.addresses import http_worker_ipc, ipc_address
+from sglmt.ipc.state_page import Phase, Slot, SlotWord, StatePage
 from sglmt.messages.frame import FrameWriter, Role
 from sglmt.messages.sampling import FinishReason, TextSpec, TokenLogprobs
 from sglmt.messages.to_detokenizer import BatchEmbeddingOutput
 from sglmt.messages.to_worker import BatchStrOutput, UnknownRequests
 from sglmt.server_args import ServerArgs
+from sglmt.supervisor.slots import SlotTable
 from sglmt.workers.child import ChildContext
 from sglmt.workers.counters import FrameReceiver
 from sglmt.workers.detokenizer import DetokenizerManager
@@ -63,6 +64,7 @@ class Network:
     def __init__(self) -> None:
         self.inboxes: dict[str, deque[bytes]] = {}
         self.links: dict[tuple[str, str], Link] = {}
+        self.starting: set[str] = set()  # addresses that will be bound soon
 
     def link(self, source: str, address: str) -> Link:
         """The link from `source` to `address`."""
@@ -72,18 +74,21 @@ class Network:
         """Links with something under way."""
         return [link for link in self.links.values() if link.frames]
 
-    def deliver(self, link: Link) -> None:
-        """The next frame arrives, or is lost when nobody is there any more."""
-        frame = link.frames.popleft()
+    def deliver(self, link: Link) -> bool:
+        """The next frame arrives, or is lost when nobody is there any more. False: the peer is still starting."""
         inbox = self.inboxes.get(link.address)
+        if inbox is None and link.address in self.starting:
+            return False
+        frame = link.frames.popleft()
         if inbox is not None:
             inbox.append(frame)
+        return True
 
     def deliver_all(self) -> None:
         """Everything under way arrives."""
         for link in self.busy():
-            while link.frames:
-                self.deliver(link)
+            while link.frames and self.deliver(link):
+                pass
 
     def unbind(self, address: str) -> None:
         """A life is gone with what it had not read; what is under way to it will arrive nowhere."""
@@ -97,6 +102,7 @@ class FakeInbox:
         assert address not in network.inboxes, "two lives bind one address"
         self._network, self._address = network, address
         self._frames = network.inboxes[address] = deque()
+        network.starting.discard(address)
 
     def receive(self) -> bytes | None:
         return self._frames.popleft() if self._frames else None
@@ -239,9 +245,10 @@ class World:
         self.clock = FakeClock()
         self.network = Network()
         self.page = StatePage.create(run_dir / "page", INSTANCE, SLOTS)
+        self.slots = SlotTable(self.page)
+        self.announced: dict[tuple[Role, int], Slot] = {}  # spawned, not yet there
         self.current: dict[tuple[Role, int], Life] = {}
         self.leaving: list[Life] = []  # replaced workers that still serve what they had
-        self.ended_counters: dict[str, int] = {}
         self._generations = {place: itertools.count(1) for place in self.places()}
         for role, index in self.places():
             self.start(role, index)
@@ -261,11 +268,18 @@ class World:
         yield from list(self.current.values())
         yield from list(self.leaving)
 
-    def start(self, role: Role, index: int) -> Life:
-        """A new life; from now on it is the one to talk to."""
+    def announce(self, role: Role, index: int) -> Slot:
+        """Spawn a new life: from now on it is the one to talk to, but it is not there yet."""
         generation = next(self._generations[role, index])
-        number = next(n for n in range(SLOTS) if not self.page.slot(n)[SlotWord.OCCUPIED])
-        slot = self.page.occupy(number, role, index, generation)
+        slot = self.announced[role, index] = self.slots.occupy(role, index, generation)
+        self.network.starting.add(ipc_address(self.run_dir, role, index, generation))
+        return slot
+
+    def start(self, role: Role, index: int) -> Life:
+        """A new life is there; it is announced first where it was not."""
+        slot = self.announced.get((role, index)) or self.announce(role, index)
+        del self.announced[role, index]
+        generation = slot[SlotWord.GENERATION]
         child = FakeChild(
             role=role,
             index=index,
@@ -278,7 +292,7 @@ class World:
             clock=self.clock,
         )
         life = self.current[role, index] = Life(child, self._machine(role, child))
-        self.page.publish_generation(role, index, generation)
+        child.slot.enter(Phase.READY)
         return life
 
     def _machine(self, role: Role, child: FakeChild) -> Any:
@@ -290,21 +304,15 @@ class World:
 
     def kill(self, role: Role, index: int) -> None:
         """kill -9, reaped: its inbox is lost, what it sent is still under way, its page slot is free."""
-        life = self.current.pop((role, index))
-        if self.page.generation(role, index) == life.child.generation:
-            self.page.publish_generation(role, index, 0)
-        self.reap(life)
+        self.reap(self.current.pop((role, index)))
 
     def reap(self, life: Life) -> None:
-        """The life has ended; keep its counters."""
+        """The life has ended; its counters move into the totals."""
         if life.child.role is Role.SCHEDULER:
             life.machine._suspects._mapping.close()
         for address in life.child.transport.addresses:
             self.network.unbind(address)
-        for word in SlotWord:
-            if 48 <= word < 64:
-                self.ended_counters[word.name] = self.ended_counters.get(word.name, 0) + life.child.slot[word]
-        life.child.slot.clear()
+        self.slots.release(life.child.slot)
         for key in [key for key, link in self.network.links.items() if key[0] == life.name and not link.frames]:
             del self.network.links[key]
 
@@ -333,7 +341,8 @@ class World:
 
     def counter(self, word: SlotWord) -> int:
         """A counter over all lives, the ended ones too."""
-        return self.ended_counters.get(word.name, 0) + sum(life.child.slot[word] for life in self.lives())
+        ended = sum(self.page.totals(role)[word] for role in Role)
+        return ended + sum(life.child.slot[word] for life in self.lives())
 
     def close(self) -> None:
         """Free the page and what the schedulers map."""
