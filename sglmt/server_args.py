@@ -38,12 +38,8 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """What the operator asked for. Field `max_running_requests` is flag `--max-running-requests`."""
 
     # topology
-    workers: Annotated[
-        int, Flag("HTTP + tokenizer worker processes.", minimum=1, maximum=MAX_WORKERS, metavar="N")
-    ] = 2
-    detokenizers: Annotated[
-        int, Flag("Detokenizer processes.", minimum=1, maximum=MAX_DETOKENIZERS, metavar="M")
-    ] = 1
+    workers: Annotated[int, Flag("HTTP + tokenizer worker processes.", minimum=1, maximum=MAX_WORKERS, metavar="N")] = 2
+    detokenizers: Annotated[int, Flag("Detokenizer processes.", minimum=1, maximum=MAX_DETOKENIZERS, metavar="M")] = 1
     router: Annotated[
         Literal["auto", "always"],
         Flag("`always`: router and split even with one worker, so that it can scale."),
@@ -56,9 +52,9 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         str | None, Flag("PEM file with the certificate chain: serve HTTPS. May hold the key too.")
     ] = None
     ssl_keyfile: Annotated[str | None, Flag("PEM file with the key of --ssl-certfile.")] = None
-    keep_alive_timeout: Annotated[
-        float, Flag("Seconds an idle connection is kept open.", minimum=1, maximum=86400)
-    ] = 75.0
+    keep_alive_timeout: Annotated[float, Flag("Seconds an idle connection is kept open.", minimum=1, maximum=86400)] = (
+        75.0
+    )
     receive_timeout: Annotated[
         float,
         Flag("Seconds the headers of a request, and then its body, may take to arrive.", minimum=1, maximum=86400),
@@ -67,13 +63,9 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     model_path: Annotated[
         str | None, Flag("GGUF file or Hugging Face directory. Default: the shipped SmolLM2-135M-Instruct.")
     ] = None
-    tokenizer_path: Annotated[str | None, Flag("Directory or tokenizer.json, when not the model's own.")] = (
-        None
-    )
+    tokenizer_path: Annotated[str | None, Flag("Directory or tokenizer.json, when not the model's own.")] = None
     served_model_name: Annotated[str | None, Flag("Name clients use. Default: `default`.")] = None
-    chat_template: Annotated[str | None, Flag("File with a Jinja chat template, instead of the model's.")] = (
-        None
-    )
+    chat_template: Annotated[str | None, Flag("File with a Jinja chat template, instead of the model's.")] = None
     tool_call_parser: Annotated[
         Literal["auto", "none", "hermes", "qwen", "llama3_json", "mistral"],
         Flag("Format of tool calls in the model's text; `auto`: the one its chat template is written for."),
@@ -86,9 +78,7 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         int | None,
         Flag("Longest prompt + output, in tokens. Default: the model's.", minimum=8, maximum=2**24),
     ] = None
-    trust_remote_code: Annotated[bool, Flag("Let the model resolver run code that ships with a model.")] = (
-        False
-    )
+    trust_remote_code: Annotated[bool, Flag("Let the model resolver run code that ships with a model.")] = False
     tokenizer_backend: Annotated[
         Literal["auto", "huggingface", "fastokens"],
         Flag("Tokenizer library; `auto`: fastokens where it is installed and gives the same ids."),
@@ -105,9 +95,9 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     engine_cache_mb: Annotated[
         int, Flag("Memory of the engine's key-value cache, in MiB.", minimum=16, maximum=2**20)
     ] = 512
-    disaggregation_mode: Annotated[
-        str, Flag("Only `null`: splitting prefill from decode is the engine's matter.")
-    ] = "null"
+    disaggregation_mode: Annotated[str, Flag("Only `null`: splitting prefill from decode is the engine's matter.")] = (
+        "null"
+    )
     simulator_step_ms: Annotated[
         float,
         Flag("Simulator: time of one step, in milliseconds; 0: as fast as it can.", minimum=0, maximum=60000),
@@ -115,26 +105,23 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     simulator_tokens: Annotated[
         str | None, Flag("Simulator: token ids to emit, separated by commas, instead of seeded ones.")
     ] = None
-    simulator_seed: Annotated[
-        int, Flag("Simulator: seed of the token source.", minimum=0, maximum=2**63 - 1)
-    ] = 0
+    simulator_poison: Annotated[
+        int | None, Flag("Simulator: token id that kills the engine when a prompt holds it, for tests.", minimum=0)
+    ] = None
+    simulator_seed: Annotated[int, Flag("Simulator: seed of the token source.", minimum=0, maximum=2**63 - 1)] = 0
     # admission
-    max_running_requests: Annotated[
-        int, Flag("Requests in the engine at once.", minimum=1, maximum=65536)
-    ] = 256
+    max_running_requests: Annotated[int, Flag("Requests in the engine at once.", minimum=1, maximum=65536)] = 256
     max_queued_requests: Annotated[
         int, Flag("Requests waiting for the engine; more are refused with 429.", minimum=0, maximum=2**20)
     ] = 4096
     max_request_bytes: Annotated[
         int, Flag("Largest request body, in bytes; larger ones get 413.", minimum=1024, maximum=2**27)
     ] = 16 * 1024 * 1024
-    max_prompts_per_request: Annotated[
-        int, Flag("Most prompts x n in one request.", minimum=1, maximum=65536)
-    ] = 256
+    max_prompts_per_request: Annotated[int, Flag("Most prompts x n in one request.", minimum=1, maximum=65536)] = 256
     # life
-    start_timeout: Annotated[
-        float, Flag("Seconds a process may take to become ready.", minimum=1, maximum=86400)
-    ] = 180.0
+    start_timeout: Annotated[float, Flag("Seconds a process may take to become ready.", minimum=1, maximum=86400)] = (
+        180.0
+    )
     heartbeat_timeout: Annotated[
         float,
         Flag("Seconds without a heartbeat after which a process is replaced.", minimum=0.5, maximum=86400),
@@ -159,6 +146,14 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_resubmits: Annotated[
         int, Flag("Resubmissions in a row that brought no token, then an error.", minimum=0, maximum=1000)
     ] = 3
+    max_worker_rss: Annotated[
+        str | None,
+        Flag("Resident memory above which a worker is replaced: bytes, or with KiB, MiB, GiB.", metavar="SIZE"),
+    ] = None
+    max_worker_lifetime: Annotated[
+        float | None,
+        Flag("Seconds a worker serves, less up to a fifth by chance, before it is replaced.", minimum=1, maximum=10**8),
+    ] = None
     # access
     api_key: Annotated[
         tuple[str, ...], Flag("Key clients must send; may be repeated. Better: the environment.", secret=True)
@@ -178,9 +173,9 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Flag("Host name that is answered (*.name: all below it); may be repeated. Default: any.", metavar="HOST"),
     ] = ()
     # telling
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Flag("Least severe line that is logged.")
-    ] = "info"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Flag("Least severe line that is logged.")] = (
+        "info"
+    )
     runtime_dir: Annotated[
         str | None,
         Flag("Directory for the run directories. Default: $XDG_RUNTIME_DIR/sglmt or the temp dir."),
@@ -195,6 +190,19 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def url_scheme(self) -> Literal["http", "https"]:
         """How clients reach the port."""
         return "http" if self.ssl_certfile is None else "https"
+
+    @property
+    def max_worker_rss_bytes(self) -> int | None:
+        """`--max-worker-rss` in bytes. Raises ConfigError for anything but a size of at least 1 MiB."""
+        if self.max_worker_rss is None:
+            return None
+        found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?) ?([KMG]i?B?|B?)", self.max_worker_rss.strip(), re.IGNORECASE)
+        size = 0
+        if found is not None:
+            size = int(float(found[1]) * _SIZE_UNITS[found[2][:1].upper()])
+        if size < 2**20:
+            raise ConfigError(f"--max-worker-rss {self.max_worker_rss!r}: a size such as 800MiB or 1.5GiB is expected")
+        return size
 
     @property
     def model_name(self) -> str:
@@ -218,6 +226,7 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ConfigError(f"--detokenizers {self.detokenizers}: more than --max-running-requests")
         _check_host(self.host)
         self.simulator_script()
+        _ = self.max_worker_rss_bytes
         for path, flag_name in (
             (self.chat_template, "--chat-template"),
             (self.api_key_file, "--api-key-file"),
@@ -235,9 +244,7 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def _check_access(self) -> None:
         for origin in self.cors_origin:
             if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[A-Za-z0-9.:\[\]-]+", origin):
-                raise ConfigError(
-                    f"--cors-origin {origin!r}: * or scheme://host[:port] is expected, without a path"
-                )
+                raise ConfigError(f"--cors-origin {origin!r}: * or scheme://host[:port] is expected, without a path")
         for host in self.allowed_host:
             if not re.fullmatch(r"\*|(\*\.)?[A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]+\]", host):
                 raise ConfigError(f"--allowed-host {host!r}: a host name without a port is expected")
@@ -309,6 +316,9 @@ def flags() -> list[tuple[str, Flag]]:
 def flag_name(field: str) -> str:
     """`max_restarts` → `--max-restarts`."""
     return "--" + field.replace("_", "-")
+
+
+_SIZE_UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def _check_range(field: str, flag: Flag, value: object) -> None:

@@ -51,6 +51,7 @@ def make_engine(args: ServerArgs, model: EngineModel, cache_dir: Path) -> Engine
             step_s=args.simulator_step_ms / 1000.0,
             seed=args.simulator_seed,
             script=args.simulator_script(),
+            poison_id=args.simulator_poison,
         )
     if model.is_embedding:
         from sglmt.engines.openvino_embedding import open_embedding_engine

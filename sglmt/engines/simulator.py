@@ -8,6 +8,8 @@ burst.
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from zlib import crc32
@@ -54,7 +56,7 @@ _CAPABILITIES = {
 class _Running:
     """One request: its hash state, its output position and where it ends."""
 
-    __slots__ = ("ends", "input_logprobs", "key", "limit", "logprobs", "min_new", "position", "state")
+    __slots__ = ("ends", "input_logprobs", "key", "limit", "logprobs", "min_new", "poisoned", "position", "state")
 
     def __init__(self, request: EngineRequest, state: int, limit: int, ends: frozenset[int]) -> None:
         self.key = request.key
@@ -65,6 +67,7 @@ class _Running:
         self.ends = ends
         self.logprobs = request.logprobs
         self.input_logprobs: TokenLogprobs | None = None
+        self.poisoned = False
 
 
 class SimulatorEngine:
@@ -73,7 +76,8 @@ class SimulatorEngine:
     `step_s`: seconds between ticks, 0: every `step` is a tick. `script`: ids to emit instead of seeded ones, by
     output position, from the beginning again when used up; they may be ids no tokenizer knows (a negative one
     is sent as the largest a message can carry). Seeded ids are never special or EOS ids, so only the token
-    limit, a stop token id, or an EOS id in the script ends a request.
+    limit, a stop token id, or an EOS id in the script ends a request. A prompt that holds `poison_id` kills the
+    process inside `step`, for tests of what follows.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class SimulatorEngine:
         step_s: float,
         seed: int,
         script: Sequence[int] | None,
+        poison_id: int | None = None,
         max_total_tokens: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -98,6 +103,7 @@ class SimulatorEngine:
         if script is not None and not script:
             raise EngineError("simulator: the script of token ids is empty")
         self._script = None if script is None else [_sendable(token_id) for token_id in script]
+        self._poison_id = poison_id
         self._step_s = step_s
         self._seed = seed
         self._clock = clock
@@ -161,6 +167,8 @@ class SimulatorEngine:
 
     def step(self) -> list[EngineOutput]:
         """One id for every running request when the tick is due; answers that need no tick at once."""
+        if self._poison_id is not None and any(run.poisoned for run in self._running.values()):
+            os.kill(os.getpid(), signal.SIGKILL)  # as an engine dies: without a word
         outputs = list(self._at_next_step.values())
         self._at_next_step.clear()
         if self._running and self._tick_is_due():
@@ -212,6 +220,7 @@ class SimulatorEngine:
         state = fold(fold(before_prompt, request.prompt_ids), request.prefix_ids)
         ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos)
         run = _Running(request, state, limit, ends)
+        run.poisoned = self._poison_id is not None and self._poison_id in request.prompt_ids
         spec = request.logprobs
         if spec is not None and spec.prompt_from is not None:
             run.input_logprobs = self._prompt_logprobs(before_prompt, request.prompt_ids, spec, spec.prompt_from)

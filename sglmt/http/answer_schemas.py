@@ -44,6 +44,12 @@ class CachedTokens(msgspec.Struct, kw_only=True):
     cached_tokens: int
 
 
+class ReasoningTokens(msgspec.Struct, kw_only=True):
+    """Part of the usage of models that reason."""
+
+    reasoning_tokens: int
+
+
 class UsageAnswer(msgspec.Struct, kw_only=True):
     """Token counts of a request."""
 
@@ -51,6 +57,7 @@ class UsageAnswer(msgspec.Struct, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionLogprobs(msgspec.Struct, kw_only=True):
@@ -82,12 +89,29 @@ class CompletionAnswer(msgspec.Struct, kw_only=True):
     usage: UsageAnswer
 
 
+class CalledFunction(msgspec.Struct, kw_only=True):
+    """Which function, with which arguments (a JSON object as text)."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """One call the model made."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(msgspec.Struct, kw_only=True):
     """What the model said."""
 
     role: Literal["assistant"]
     content: str | None
     refusal: str | None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):

@@ -55,7 +55,7 @@ class ModelLimits:
     generation_defaults: dict[str, Any] = field(default_factory=dict)
     is_simulator: bool = False
     embedding_dimensions: int | None = None  # numbers in a vector, None when not known
-    output: OutputRules = OutputRules()  # how answers of chats are taken apart
+    output: OutputRules = field(default_factory=OutputRules)  # how answers of chats are taken apart
 
     def accepts(self, name: str) -> bool:
         """Whether a request for this model name is for us."""

@@ -18,7 +18,12 @@ from sglmt.http.operations import JSON, STATUS_TEXTS, Operation
 Json = dict[str, Any]
 
 _REF = "#/components/schemas/{name}"
-_STREAM = {"type": "string", "description": "Server-sent events: `data: {...}` each, at last `data: [DONE]`."}
+_STREAM = {
+    "description": "One of the server-sent events: `data` is an object as JSON, that of the last one is `[DONE]`.",
+    "type": "object",
+    "properties": {"data": {"type": "string"}},
+    "required": ["data"],
+}
 
 
 def openapi_document(

@@ -87,6 +87,7 @@ class InstanceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     shm: SegmentSnapshot | None
     processes: list[ProcessSnapshot]
     reason: str | None = None  # why it is not simply running
+    operation: str | None = None  # the change under way: `reload: 2 of 4 workers replaced`
     uptime_s: float = 0.0
     version: str = ""
     simulator: bool = False

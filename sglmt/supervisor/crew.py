@@ -202,7 +202,8 @@ class Crew:
                 process.spawn_now()
         by_key = {process.key: process for process in self.everybody()}
         for key in self._turns.due(time.monotonic()):
-            by_key[key].spawn_now()
+            if key in by_key:
+                by_key[key].spawn_now()
         for process in [process for process in self._leaving if process.life.state in _ENDED]:
             self._leaving.remove(process)
             process.destroy()

@@ -75,10 +75,10 @@ from sglmt.supervisor.restart_policy import (
 )
 
 __all__ = [
-    "Action", "BecameFatal", "BeginDrain", "DrainRequested", "DumpStacks", "Event", "Exited",
-    "GenerationTaken", "HeartbeatLost", "LastExit", "LifecycleError", "PolicyChanged", "ProcessLife", "Ready", "Report", "ResetRequested", "RestartPolicy",
-    "RestartRequested", "SetTimer", "Signal", "Spawn", "SpawnFailed", "Spawned", "StartRequested", "State",
-    "StopRequested", "Tick", "Transition", "Wanted", "describe_exit", "new_life", "step",
+    "Action", "BecameFatal", "BeginDrain", "DrainRequested", "DumpStacks", "Event", "Exited", "GenerationTaken",
+    "HeartbeatLost", "LastExit", "LifecycleError", "PolicyChanged", "ProcessLife", "Ready", "Report",
+    "ResetRequested", "RestartPolicy", "RestartRequested", "SetTimer", "Signal", "Spawn", "SpawnFailed", "Spawned",
+    "StartRequested", "State", "StopRequested", "Tick", "Transition", "Wanted", "describe_exit", "new_life", "step",
 ]  # fmt: skip
 
 LATE_TICK_S = 5.0

@@ -7,10 +7,12 @@ restart of a process that exists once, which its lifecycle carries out.
 
 from __future__ import annotations
 
+import filecmp
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from sglmt.control.state import LogLevel
 from sglmt.errors import ConfigError, ExitCode
 from sglmt.messages.frame import Role
 from sglmt.server_args import ServerArgs
@@ -40,7 +42,7 @@ class Host(Protocol):
     def set_wanted_workers(self, count: int) -> None:
         """From now on the instance is to have so many."""
 
-    def adopt(self, args: ServerArgs, model: dict[str, Any] | None) -> None:
+    def adopt(self, args: ServerArgs, model: dict[str, Any]) -> None:
         """Other arguments, for what is started from now on and for the supervisor's own limits."""
 
     def model_info(self) -> dict[str, Any]:
@@ -49,7 +51,7 @@ class Host(Protocol):
     async def resolve(self, args: ServerArgs) -> dict[str, Any]:
         """What the model of `args` is now. Raises ModelError."""
 
-    async def set_log_level(self, level: str) -> None:
+    async def set_log_level(self, level: LogLevel) -> None:
         """Everywhere, at once."""
 
 
@@ -194,7 +196,9 @@ class LiveOperations:
 
         operation.say(f"{process.name}: restarting")
         await self._operations.until(back)
-        operation.say(f"{process.name}: ready again after {time.monotonic() - started_s:.1f} s (pid {process.life.pid})")
+        operation.say(
+            f"{process.name}: ready again after {time.monotonic() - started_s:.1f} s (pid {process.life.pid})"
+        )
 
     async def _roll(self, operation: Operation, names: list[str]) -> None:
         """Replace workers one at a time. Raises OperationError when a replacement fails: the roll ends there."""
@@ -234,7 +238,7 @@ class LiveOperations:
         operation.say("changed: " + (", ".join(plan.changed) if plan.changed else "nothing; replacing the workers"))
         model_before = host.model_info()
         model = await host.resolve(plan.args)
-        check_model(model_before, model)
+        check_model(model_before, model, _same_file(model_before.get("tokenizer_file"), model.get("tokenizer_file")))
         await self._operations.do(lambda: host.adopt(plan.args, model))
         try:
             await self._apply(operation, plan.workers)
@@ -257,3 +261,11 @@ class LiveOperations:
             self._scaled_to = scaled_to
 
 
+def _same_file(one: str | None, other: str | None) -> bool:
+    """Whether two cached files have the same content; unreadable ones have not."""
+    if one is None or other is None or one == other:
+        return one == other
+    try:
+        return filecmp.cmp(one, other, shallow=False)
+    except OSError:
+        return False

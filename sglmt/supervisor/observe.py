@@ -73,6 +73,12 @@ def kernel_state(pid: int) -> str:
     return fields[0] if fields else ""
 
 
+def rss_bytes(pid: int) -> int | None:
+    """Resident memory of a process now; None when it cannot be read."""
+    fields = _stat(pid)
+    return int(fields[21]) * _PAGE_BYTES if fields is not None else None
+
+
 def _stat(pid: int) -> list[str] | None:
     """The fields of /proc/<pid>/stat from the state letter (field 3 of proc(5)) on."""
     try:

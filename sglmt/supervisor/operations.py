@@ -169,15 +169,21 @@ class Operations:
     # --- for the work -------------------------------------------------------------------------------------
 
     async def do(self, change: Callable[[], None]) -> None:
-        """Have the supervisor do this, in its turn; returns when it is done and what follows from it too."""
-        done = asyncio.Event()
+        """Have the supervisor do this, in its turn; returns when it is done. Raises the SglmtError it ends with."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def work() -> None:
-            change()
-            done.set()
+            if done.cancelled():
+                return
+            try:
+                change()
+            except SglmtError as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
 
         self._post(work)
-        await done.wait()
+        await done
 
     async def until(self, reached: Callable[[], bool]) -> None:
         """Wait for a condition, looked at after everything that happens (ten times a second at least)."""

@@ -25,7 +25,9 @@ FIXED = frozenset(
     }
 )  # fmt: skip
 # Facts of the model that running requests depend on, in every process that has them loaded.
-FIXED_OF_MODEL = ("model_path", "vocab_size", "context_length", "fingerprint", "tokenizer_file", "is_embedding")
+FIXED_OF_MODEL = (
+    "model_path", "vocab_size", "context_length", "is_embedding", "eos_token_ids", "special_token_ids",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,17 @@ def plan_reload(before: ServerArgs, fresh: ServerArgs, scaled_to: int | None) ->
     return ReloadPlan(fresh, changed, workers)
 
 
-def check_model(before: Mapping[str, Any], fresh: Mapping[str, Any]) -> None:
-    """Raise ConfigError when the model or tokenizer on disk is not the one that is running."""
-    for fact in FIXED_OF_MODEL:
-        if before.get(fact) != fresh.get(fact):
-            raise ConfigError(
-                f"not reloaded, the model on disk is another one now ({fact}: {before.get(fact)!r} → "
-                f"{fresh.get(fact)!r}); launch the instance anew for that"
-            )
+def check_model(before: Mapping[str, Any], fresh: Mapping[str, Any], same_tokenizer: bool) -> None:
+    """Raise ConfigError when the model or tokenizer on disk is not the one that is running: running requests have
+    been tokenized with that."""
+    other = [fact for fact in FIXED_OF_MODEL if before.get(fact) != fresh.get(fact)]
+    if not same_tokenizer:
+        other.append("the tokenizer")
+    if other:
+        raise ConfigError(
+            f"not reloaded, the model on disk is another one now (not the same: {', '.join(other)}); "
+            "launch the instance anew for that"
+        )
 
 
 def for_children(plan: ReloadPlan, before: ServerArgs) -> ServerArgs:

@@ -78,8 +78,11 @@ class Reporter:
         verdict: Verdict,
         processes: Sequence[ManagedProcess],
         resources: Resources | None,
+        wanted_workers: int | None = None,
+        operation: str | None = None,
     ) -> InstanceSnapshot:
-        """Everything `status` knows. `resources` is None before they exist and after they are gone."""
+        """Everything `status` knows. `resources` is None before they exist and after they are gone;
+        `wanted_workers` is None as long as the arguments say how many."""
         now_s, args = time.monotonic(), self._args
         workers = [p for p in processes if p.spec.role is Role.TOKENIZER_WORKER]
         totals, shm = TotalsSnapshot(), None
@@ -95,10 +98,14 @@ class Reporter:
             engine=args.engine,
             model=args.model_path or "default",
             mode=args.mode,
-            workers=WorkersSnapshot(requested=args.workers, ready=sum(worker.serves for worker in workers)),
+            workers=WorkersSnapshot(
+                requested=args.workers if wanted_workers is None else wanted_workers,
+                ready=sum(worker.serves for worker in workers),
+            ),
             shm=shm,
             processes=self._rows(processes, now_s),
             reason=verdict.reason,
+            operation=operation,
             uptime_s=now_s - self._started_at_s,
             version=__version__,
             simulator=args.engine == "simulator",

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +67,13 @@ def cache_directory(run_dir: Path, environ: Mapping[str, str] = os.environ) -> P
 
 
 async def resolve_model(
-    args: ServerArgs, cache_dir: Path, deadline_s: float, command: Sequence[str] | None = None
+    args: ServerArgs,
+    cache_dir: Path,
+    deadline_s: float,
+    command: Sequence[str] | None = None,
+    on_spawn: Callable[[int], None] = lambda pid: None,
 ) -> dict[str, Any]:
-    """The `ModelInfo` of `args` as plain data. `deadline_s` is monotonic.
+    """The `ModelInfo` of `args` as plain data. `deadline_s` is monotonic; `on_spawn` is told the child's pid.
 
     Raises ModelError with the resolver's own words, or with how it ended and its last lines. Whatever happens,
     cancellation included, the child is gone when this returns.
@@ -86,6 +90,7 @@ async def resolve_model(
         env=child_environment(None, os.environ),
         process_group=0,
     )
+    on_spawn(process.pid)
     try:
         async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
             answer, errors = await process.communicate(msgspec.json.encode(question))

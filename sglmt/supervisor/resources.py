@@ -129,6 +129,19 @@ class Resources:
             self.arguments = msgspec.structs.replace(self.arguments, scheduler_info=info)
             self._write()
 
+    def adopt(self, args: ServerArgs, model: dict[str, Any]) -> None:
+        """Tell children these arguments from now on, in the next revision. The number of workers at launch stays,
+        because the mode follows from it. Raises ResourceError, and nothing has changed then."""
+        told = msgspec.structs.replace(args.without_secrets(), workers=self.arguments.server_args.workers)
+        before = self.arguments
+        self.arguments = msgspec.structs.replace(before, server_args=told, model_info=model)
+        try:
+            self._write()
+        except ResourceError:
+            self.arguments = before
+            raise
+        self._args = args
+
     def start(self, command: Sequence[str], spec: ProcessSpec, generation: int) -> tuple[Slot, SpawnedChild]:
         """Start a life of `spec` in a fresh slot, published from before its first instruction.
 

@@ -1,7 +1,7 @@
-"""INT, TERM and HUP of the supervisor: only noted when they arrive, handled in its loop.
+"""INT and TERM of the supervisor: only noted when they arrive, handled in its loop.
 
 The first means stop, the second means now. Signals close together are one request: a terminal and a wrapper may
-both pass a Ctrl-C on, as INT and as TERM. HUP stays ignored where it was (nohup).
+both pass a Ctrl-C on, as INT and as TERM.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable
 
 SAME_REQUEST_S = 0.3
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
@@ -27,8 +27,6 @@ class StopSignals:
         """Main thread only. SIGCHLD is reset: a parent that ignored it would make exits unreadable."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for sig in _SIGNALS:
-            if sig is signal.SIGHUP and signal.getsignal(sig) is signal.SIG_IGN:
-                continue
             loop.add_signal_handler(sig, functools.partial(self._arrived, loop, sig))
             self._installed.append(sig)
 

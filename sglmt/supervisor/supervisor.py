@@ -5,7 +5,7 @@ report, requests of the control socket) is posted to one inbox and handled there
 `_evaluate` asks the pure modules what follows. Decisions are theirs: lifecycle (one process), topology (which
 processes, which order), health (hung or not), instance_state (ready or not), stopping (what ends next).
 
-It ends by request (control socket, INT, TERM, HUP), by a process it cannot do without, or by an error at start;
+It ends by request (control socket, INT, TERM), by a process it cannot do without, or by an error at start;
 in each case nothing is left behind, and the exit code says which.
 """
 
@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from sglmt.control.state import ControlChange, ControlChangeError, ControlOutcome, ControlState
+from sglmt.control.state import ControlChange, ControlChangeError, ControlOutcome, ControlState, LogLevel
 from sglmt.errors import ExitCode, SglmtError
-from sglmt.ipc.state_page import HeaderWord
+from sglmt.ipc.state_page import UNTIL_STOPPED_NS, HeaderWord
 from sglmt.messages.frame import Role
 from sglmt.server_args import ServerArgs
 from sglmt.status.snapshot import InstanceSnapshot
@@ -31,7 +32,12 @@ from sglmt.supervisor.environment import raise_open_files_limit, seal_inherited_
 from sglmt.supervisor.inbox import Inbox
 from sglmt.supervisor.instance_state import Verdict, judge_instance
 from sglmt.supervisor.lifecycle import State, StopRequested
+from sglmt.supervisor.live_operations import LiveOperations
+from sglmt.supervisor.observe import rss_bytes
+from sglmt.supervisor.operations import OperationError, Operations
+from sglmt.supervisor.operator_signals import OperatorSignals
 from sglmt.supervisor.reaper import reap_strangers
+from sglmt.supervisor.recycling import Recycler, WorkerSample
 from sglmt.supervisor.report import Reporter
 from sglmt.supervisor.resolve_model import cache_directory, resolve_model
 from sglmt.supervisor.resources import Claims, Resources
@@ -44,6 +50,7 @@ from sglmt.supervisor.zygote import Zygote
 
 TICK_S = 0.1
 ZYGOTE_LOADS_WITHIN_S = 10.0
+CONTROL_WITHIN_S = 10.0
 _ENDED = frozenset({State.STOPPED, State.FATAL})
 
 
@@ -70,9 +77,10 @@ class Supervisor:
         command: Sequence[str] | None = None,
         resolver: Sequence[str] | None = None,
         handle_signals: bool = True,
+        reread: Callable[[], ServerArgs] | None = None,
     ) -> None:
         """`log(level, source, text)` must not wait. `command` and `resolver` replace the programs that children
-        and the model resolver are started with."""
+        and the model resolver are started with. `reread` gives the configuration from its sources, as they are now."""
         self.args = args
         self.failure: str | None = None
         self.verdict = Verdict("starting", False, "resolving the model")
@@ -96,6 +104,11 @@ class Supervisor:
         self._crew: Crew | None = None
         self._inbox: Inbox | None = None
         self._stopped = asyncio.Event()
+        self._draining = False
+        self._reread = reread
+        self._operations: Operations | None = None
+        self._live_operations: LiveOperations | None = None
+        self._recycler = Recycler(random.random)
 
     # --- the whole life -----------------------------------------------------------------------------
 
@@ -123,6 +136,9 @@ class Supervisor:
             signals = StopSignals(lambda name, first: self.inbox.post(lambda: self._signalled(name, first)))
             signals.install(self.inbox.loop)
             cleanup.callback(signals.remove, self.inbox.loop)
+            asked = OperatorSignals(self._hangup, self._step)
+            asked.install(self.inbox.loop)
+            cleanup.callback(asked.remove, self.inbox.loop)
         claims = self._claims = Claims(self.args, self._log)
         self.url = claims.listener.url
         cleanup.callback(claims.release)
@@ -147,6 +163,9 @@ class Supervisor:
         self._control = ControlPlane(self.run_dir, self._resources.page, initial)
         self._crew = Crew(self.args, self._command, self.inbox, self._resources, self._control, self._log, self._fail)
         cleanup.callback(self._crew.destroy)
+        self._operations = Operations(self.inbox.post, self._log)
+        cleanup.push_async_callback(self._operations.close)
+        self._live_operations = LiveOperations(self, self._operations, self._reread, self.args)
         self._crew.converge(wanted_processes(self.args))
         self.inbox.tick(TICK_S, self._tick)
         await self.inbox.pump_until(self._is_done, self._evaluate)
@@ -202,16 +221,22 @@ class Supervisor:
     # --- what follows from what happened --------------------------------------------------------------
 
     def _evaluate(self) -> None:
+        if self._stop is None:
+            self.crew.converge_workers(time.monotonic())
         self.crew.settle()
         if self._stop is None:
             self._judge()
         if self._stop is not None:
             self._advance_stop(self._stop)
+        if self._operations is not None:
+            self._operations.turned()
 
     def _judge(self) -> None:
         """Ready, degraded, or beyond hope."""
         before, self.verdict = self.verdict, judge_instance(self.crew.members(), self._was_ready)
-        everybody = self.crew.everybody()
+        if self._draining:
+            self.verdict = Verdict("draining", False, "drain requested; it waits to be stopped")
+        everybody = self.crew.current()
         if self._claims is not None and any(process.probed for process in everybody):
             self._claims.listener.start_listening()
         self.resources.page.set_header(HeaderWord.READY, int(self.verdict.ready))
@@ -233,8 +258,102 @@ class Supervisor:
         if now_s >= self._next_second_s:
             self._next_second_s = now_s + 1.0
             self._reporter.sample(now_s, self.crew.everybody(), self.resources)
+            self._recycle(now_s)
             if strangers := reap_strangers(self._is_ours):
                 self._log("debug", "supervisor", f"reaped {len(strangers)} orphans of other processes")
+
+    # --- changes while it runs --------------------------------------------------------------------------
+
+    @property
+    def operations(self) -> Operations:
+        """The changes under way. Raises OperationError before anything runs."""
+        if self._operations is None:
+            raise OperationError("nothing is running yet; try again when it is ready", ExitCode.STARTING)
+        return self._operations
+
+    @property
+    def live(self) -> LiveOperations:
+        """Scale, restart, reload. Raises OperationError before anything runs."""
+        if self._live_operations is None:
+            raise OperationError("nothing is running yet; try again when it is ready", ExitCode.STARTING)
+        return self._live_operations
+
+    def set_wanted_workers(self, count: int) -> None:
+        """From now on the instance is to have so many workers."""
+        self.crew.wanted_workers = count
+        self.resources.page.set_header(HeaderWord.WORKERS_REQUESTED, count)
+
+    def adopt(self, args: ServerArgs, model: dict[str, Any]) -> None:
+        """Other arguments, for what is started from now on and for our own limits. Raises ResourceError."""
+        self.resources.adopt(args, model)
+        self.args = args
+        self.crew.adopt(args)
+
+    def model_info(self) -> dict[str, Any]:
+        """The model as the processes were told."""
+        return self.resources.arguments.model_info
+
+    async def resolve(self, args: ServerArgs) -> dict[str, Any]:
+        """What the model of `args` is now. Raises ModelError."""
+        pids: list[int] = []
+
+        def spawned(pid: int) -> None:
+            pids.append(pid)
+            self.leave_alone(pid)
+
+        deadline_s = time.monotonic() + args.start_timeout
+        try:
+            return await resolve_model(args, cache_directory(self.run_dir), deadline_s, self._resolver, spawned)
+        finally:
+            self._others.difference_update(pids)
+
+    async def set_log_level(self, level: LogLevel) -> None:
+        """Everywhere, at once."""
+        await self.change_control(ControlChange(log_level=level), time.monotonic() + CONTROL_WITHIN_S)
+
+    def request_drain(self) -> None:
+        """Take no more work, finish what runs, and wait to be stopped. Harmless when it drains already."""
+        self.inbox.post(self._begin_drain)
+
+    def _begin_drain(self) -> None:
+        if self._stop is not None or self._draining or self._resources is None:
+            return
+        self._draining = True
+        self._log("info", "supervisor", "draining: no new requests; running ones go on until the instance is stopped")
+        self._resources.page.set_header(HeaderWord.READY, 0)
+        self._resources.page.set_header(HeaderWord.DRAIN_DEADLINE_NS, UNTIL_STOPPED_NS)
+
+    def _hangup(self, terminal_is_gone: bool) -> None:
+        """HUP: the terminal went away, which ends what ran in it; else read the configuration again."""
+        if terminal_is_gone:
+            self.inbox.post(lambda: self._signalled("HUP, the terminal is gone", True))
+        else:
+            self.inbox.post(lambda: self._by_signal("HUP", lambda: self.live.reload()))
+
+    def _step(self, delta: int) -> None:
+        """TTIN, TTOU: one worker more or less."""
+        self.inbox.post(lambda: self._by_signal("TTIN" if delta > 0 else "TTOU", lambda: self.live.step(delta)))
+
+    def _by_signal(self, name: str, begin: Callable[[], object]) -> None:
+        try:
+            begin()
+        except OperationError as error:
+            self._log("warning", "supervisor", f"{name}: {error}")
+
+    def _recycle(self, now_s: float) -> None:
+        """Replace a worker that has served long enough or grown too large."""
+        limits = (self.args.max_worker_rss_bytes, self.args.max_worker_lifetime)
+        if limits == (None, None) or self._stop is not None or self._live_operations is None:
+            return
+        samples = [
+            WorkerSample(p.name, (p.name, p.run.generation), p.life.ready_at_s, rss_bytes(p.run.child.pid))
+            for p in self.crew.workers()
+            if p.serves and p.run is not None and p.life.ready_at_s is not None
+        ]
+        for name, reason in self._recycler.look(samples, now_s, *limits):
+            self._live_operations.recycle(name, reason)
+
+    # --- children of others -----------------------------------------------------------------------------
 
     def leave_alone(self, pid: int) -> None:
         """A child of this process that somebody else started here and will reap."""
@@ -289,6 +408,8 @@ class Supervisor:
             nearer = self._stop.bring_nearer(drain_deadline_s)
         self._stop.immediate = self._stop.immediate or now
         self.verdict = Verdict("draining", False, self.failure or "stop requested")
+        if self._operations is not None:
+            self._operations.refuse("the instance is stopping")
         if self._resources is None or self._crew is None:
             return
         self._resources.page.set_header(HeaderWord.READY, 0)
@@ -323,7 +444,7 @@ class Supervisor:
 
     def tail(self, role: Role, index: int) -> list[str]:
         """The last output lines of a process, its previous life's included; empty when there is none."""
-        for process in self._crew.everybody() if self._crew is not None else []:
+        for process in self._crew.current() if self._crew is not None else []:
             if (process.spec.role, process.spec.index) == (role, index):
                 return process.tail()
         return []
@@ -332,4 +453,9 @@ class Supervisor:
         """The instance now. Cheap; never waits for anybody."""
         instance_id = self._claims.instance_id if self._claims is not None else 0
         processes = self._crew.everybody() if self._crew is not None else []
-        return self._reporter.snapshot(instance_id, self.url, self.verdict, processes, self._resources)
+        wanted = self._crew.wanted_workers if self._crew is not None else None
+        running = self._operations.running if self._operations is not None else None
+        operation = running.progress if running is not None else None
+        return self._reporter.snapshot(
+            instance_id, self.url, self.verdict, processes, self._resources, wanted, operation
+        )

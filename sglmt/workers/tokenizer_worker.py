@@ -322,6 +322,9 @@ class TokenizerWorker:
             "tokenizer_backend_note": self.tokenizer.backend_note,
             "worker": {"index": self._child.index, "pid": os.getpid()},
         }
+        for option, is_set in (("api_key", self.keys.required), ("admin_key", self.keys.admin_required)):
+            if is_set:  # the keys themselves are not in the segment
+                more[option] = "[redacted]"
         return server_info_body(self.args, info, __version__, more)
 
     def metrics(self) -> bytes:

@@ -172,20 +172,23 @@ def offered_tools(
         return checked
     if choice == "none":
         return None
-    if choice != "required":
-        _check_named_choice(choice, checked or [])
+    if choice != "required" and not isinstance(choice, dict):
+        raise bad_field("tool_choice", f"auto, none, required or a named function, got {_shown(choice)}")
     if checked is None:
         raise bad_field("tool_choice", "there are no tools to call; send tools too")
+    if isinstance(choice, dict):
+        _check_named_choice(choice, checked)
     message = f"tool_choice: the {limits.engine} engine cannot be made to call a tool; use auto or none"
     raise ApiError(400, message, "tool_choice", "unsupported_by_engine")
 
 
-def _check_named_choice(choice: str | dict[str, Any], tools: list[dict[str, Any]]) -> None:
-    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+def _check_named_choice(choice: dict[str, Any], tools: list[dict[str, Any]]) -> None:
+    if choice.get("type") != "function":
+        raise bad_field("tool_choice.type", f"function is expected, got {_shown(choice.get('type'))}")
+    function = choice.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
-        problem = f"auto, none, required or a named function is expected, got {_shown(choice)}"
-        raise bad_field("tool_choice", problem)
+        raise bad_field("tool_choice.function.name", "a string is expected")
     if name not in tool_names(tools):
         raise bad_field("tool_choice.function.name", f"{shown(name)} is none of the tools")
 

@@ -45,6 +45,19 @@ class Client:
             self.close()
         return Answer(status, headers, body, time.monotonic() - started_s)
 
+    async def leave(self, request: Request, share: float) -> None:
+        """Send that share of a request and close the connection without reading."""
+        self.close()
+        data = request.encode()
+        try:
+            async with asyncio.timeout(self._within_s):
+                _, writer = await asyncio.open_connection(*self._address)
+                writer.write(data[: int(len(data) * share)])
+                await writer.drain()
+                writer.close()
+        except (OSError, TimeoutError):
+            return
+
     def close(self) -> None:
         """Drop the connection."""
         if self._writer is not None:

@@ -18,8 +18,9 @@ from tests.support.fuzz.judge import HANG_S, complaint
 from tests.support.fuzz.requests import Request, draw
 from tests.support.instance import Instance
 
+LEAVING_SHARE = 0.03  # requests whose client does not wait for the answer
 LAUNCH_OPTIONS = (
-    "--engine", "simulator", "--workers", "2", "--simulator-step-ms", "0", "--context-length", "256",
+    "--workers", "2", "--simulator-step-ms", "0", "--context-length", "256",
     "--max-request-bytes", "65536", "--max-prompts-per-request", "32",
 )  # fmt: skip
 SHOWN_COMPLAINTS = 40
@@ -31,11 +32,13 @@ class Findings:
 
     statuses: collections.Counter[int] = field(default_factory=collections.Counter)
     complaints: list[str] = field(default_factory=list)
+    left: int = 0
     slowest_s: float = 0.0
 
     def __str__(self) -> str:
         counts = ", ".join(f"{status}: {count}" for status, count in sorted(self.statuses.items()))
-        return f"{self.statuses.total()} requests ({counts}), slowest {self.slowest_s * 1000:.0f} ms"
+        answered = f"{self.statuses.total()} requests answered ({counts}), slowest {self.slowest_s * 1000:.0f} ms"
+        return f"{answered}; {self.left} clients did not wait"
 
 
 async def fuzz(url: str, requests: int, seed: int, control: bool, connections: int) -> Findings:
@@ -50,7 +53,12 @@ async def fuzz(url: str, requests: int, seed: int, control: bool, connections: i
     async def work() -> None:
         client = Client(parts.hostname, parts.port, within_s=2 * HANG_S)
         for _ in queue:
-            await _one(client, draw(rng, control), findings)
+            request = draw(rng, control)
+            if rng.random() < LEAVING_SHARE:
+                findings.left += 1
+                await client.leave(request, rng.choice((0.5, 0.9, 1.0)))
+            else:
+                await _one(client, request, findings)
         client.close()
 
     await asyncio.gather(*(work() for _ in range(connections)))
@@ -96,9 +104,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--control", action="store_true", help="control routes instead of all others")
+    parser.add_argument("--engine", default="simulator")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sglmt-fuzz-") as directory, Instance(Path(directory)) as instance:
-        instance.launch(*LAUNCH_OPTIONS)
+        instance.launch("--engine", options.engine, *LAUNCH_OPTIONS)
         started_s = time.monotonic()
         findings = asyncio.run(fuzz(instance.url, options.requests, options.seed, options.control, options.connections))
         print(f"{findings}; {options.requests / (time.monotonic() - started_s):.0f} requests a second")

@@ -117,9 +117,10 @@ class Interleavings(RuleBasedStateMachine):
             wanted = expected(submission, simulator(self.world.clock, bad_ids=self.bad_ids))
             sink = CheckedSink(wanted, submission.text)
             one = Asked(life, frontend.submit(submission, 0, 3, sink), sink, rid)
-            one.may_be_duplicate = again
             one.may_be_aborted = rid in self.aborted_rids  # an abort may still be under way
             self.asked.append(one)
+        for one in self.asked:  # whichever of the two arrives second
+            one.may_be_duplicate |= again and one.rid == rid
 
     @precondition(lambda self: self.asked)
     @rule(which=st.integers(0, 50))
