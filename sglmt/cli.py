@@ -8,13 +8,19 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from sglmt.bench.command import bench
 from sglmt.command_line import GroupedOption, Program, fail, manual, one_line, server_options
 from sglmt.errors import ExitCode
+from sglmt.operation_verbs import drain, reload, restart, scale
+
+if TYPE_CHECKING:
+    from sglmt.server_args import ServerArgs
 
 RUNTIME_DIR_HELP = "Where run directories are, when not in the usual place."
 STATUS_WITHIN_S = 2.0
@@ -66,7 +72,9 @@ commas.""",
             """
 INT (Ctrl-C), TERM   stop: finish running requests, at most
                      --drain-timeout seconds, then end
-a second INT, TERM   stop now""",
+a second INT, TERM   stop now
+HUP                  `sglmt reload`; when the terminal went away: stop
+TTIN, TTOU           one worker more, one less""",
         ),
         (
             "Exit codes",
@@ -121,21 +129,25 @@ def launch(
             click.echo(f"sglmt: warning: {one_line(warning)}", err=True)
         click.echo("\n".join(check_launch(configuration.args)))
         return
+
+    def reread() -> ServerArgs:
+        return load(options, os.environ, config).args
+
     if detach:
-        _detach(configuration.args, configuration.warnings, log_file)
+        _detach(configuration.args, configuration.warnings, log_file, reread)
     else:
         from sglmt.launching.foreground import run_in_foreground
 
-        ended = run_in_foreground(configuration.args, configuration.warnings, live, log_file)
+        ended = run_in_foreground(configuration.args, configuration.warnings, live, log_file, reread)
         if ended.failure is not None:
             fail(ended.failure.partition("\n")[0], ended.exit_code)  # the rest is in the log already
         sys.exit(ended.exit_code)
 
 
-def _detach(args: Any, warnings: list[str], log_file: str | None) -> None:
+def _detach(args: ServerArgs, warnings: list[str], log_file: str | None, reread: Callable[[], ServerArgs]) -> None:
     from sglmt.launching.background import run_in_background
 
-    outcome = run_in_background(args, warnings, log_file)
+    outcome = run_in_background(args, warnings, log_file, reread)
     if outcome.exit_code == 0:
         click.echo(f"{args.name}: ready at {outcome.url}")
         return
@@ -208,6 +220,10 @@ def stop(name: str | None, drain_s: float | None, now: bool, every: bool, runtim
         chosen = [instances.find_one(name, runtime_dir)]
     for found in chosen:
         click.echo(instances.stop(found, drain_s, now))
+
+
+for _verb in (scale, restart, reload, drain, bench):
+    main.add_command(_verb)
 
 
 @main.command(short_help="Show the log of an instance.")

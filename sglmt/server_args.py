@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,10 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # listening
     host: Annotated[str, Flag("Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Flag("Port to listen on; 0: any free one.", minimum=0, maximum=65535)] = 30000
+    uds: Annotated[
+        str | None, Flag("Listen on a unix socket at this path, instead of --host and --port.", metavar="PATH")
+    ] = None
+    uds_mode: Annotated[str, Flag("Permissions of the --uds socket, octal: who may connect.", metavar="MODE")] = "600"
     ssl_certfile: Annotated[
         str | None, Flag("PEM file with the certificate chain: serve HTTPS. May hold the key too.")
     ] = None
@@ -192,6 +197,13 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return "http" if self.ssl_certfile is None else "https"
 
     @property
+    def uds_permissions(self) -> int:
+        """`--uds-mode` as a number. Raises ConfigError for anything but octal permissions that let us in."""
+        if re.fullmatch(r"0?o?[0-7]{3}", self.uds_mode) and int(self.uds_mode[-3:], 8) & 0o600 == 0o600:
+            return int(self.uds_mode[-3:], 8)
+        raise ConfigError(f"--uds-mode {self.uds_mode!r}: octal permissions such as 600 or 660 are expected")
+
+    @property
     def max_worker_rss_bytes(self) -> int | None:
         """`--max-worker-rss` in bytes. Raises ConfigError for anything but a size of at least 1 MiB."""
         if self.max_worker_rss is None:
@@ -225,6 +237,8 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.mode == "multi" and self.detokenizers > 1 and self.max_running_requests < self.detokenizers:
             raise ConfigError(f"--detokenizers {self.detokenizers}: more than --max-running-requests")
         _check_host(self.host)
+        _check_uds(self.uds)
+        _ = self.uds_permissions
         self.simulator_script()
         _ = self.max_worker_rss_bytes
         for path, flag_name in (
@@ -318,6 +332,7 @@ def flag_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
+_MAX_SOCKET_PATH_BYTES = 107
 _SIZE_UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -327,6 +342,18 @@ def _check_range(field: str, flag: Flag, value: object) -> None:
     low, high = flag.minimum, flag.maximum
     if not math.isfinite(value) or (low is not None and value < low) or (high is not None and value > high):
         raise ConfigError(f"{flag_name(field)} {value}: must be between {low:g} and {high:g}")
+
+
+def _check_uds(uds: str | None) -> None:
+    if uds is None:
+        return
+    length = len(os.fsencode(os.path.abspath(uds))) if uds else 0
+    if not uds or "\0" in uds or uds.endswith("/"):
+        raise ConfigError(f"--uds {uds!r}: the path of a file is expected")
+    if length > _MAX_SOCKET_PATH_BYTES:
+        raise ConfigError(
+            f"--uds {uds!r}: its absolute path has {length} bytes, a socket's may have {_MAX_SOCKET_PATH_BYTES}"
+        )
 
 
 def _check_host(host: str) -> None:

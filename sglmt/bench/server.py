@@ -49,18 +49,26 @@ class Server:
     def __enter__(self) -> Self:
         common = ["--engine", "simulator", "--port", "0", "--name", self.name, "--runtime-dir", str(self.runtime_dir)]
         began_s = time.monotonic()
-        done = self._run("launch", *common, "--detach", *self._options, within_s=LAUNCH_WITHIN_S)
-        self.launch_wall_s = time.monotonic() - began_s
-        if done.returncode:
-            raise SglmtError(f"launch failed with exit code {done.returncode}: {done.stderr.strip()}")
-        self.port = int(self.snapshot().url.rpartition(":")[2])
+        try:
+            done = self._run("launch", *common, "--detach", *self._options, within_s=LAUNCH_WITHIN_S)
+            self.launch_wall_s = time.monotonic() - began_s
+            if done.returncode:
+                raise SglmtError(f"launch failed with exit code {done.returncode}: {done.stderr.strip()}")
+            self.port = int(self.snapshot().url.rpartition(":")[2])
+        except BaseException:
+            self._stop()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
         left = self._tree()
-        self._verb("stop", "--now")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._verb("stop", "--now")
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()

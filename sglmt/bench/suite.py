@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import subprocess
 import sys
 import tempfile
 import time
@@ -53,7 +54,7 @@ def run_all(bench: Bench, scenarios: dict[str, Measure], finished: Callable[[Res
     for name, measure in scenarios.items():
         try:
             result = measure(bench, name)
-        except SglmtError as error:
+        except (SglmtError, subprocess.SubprocessError) as error:
             bench.say(f"{name}: {error}")
             result = Result(name, skipped=f"failed: {str(error).partition(chr(10))[0]}")
         results.append(result)

@@ -45,6 +45,8 @@ class Killer:
         self._instance = instance
         self._dice = random.Random(seed)
         self._roles = roles
+        self._first_round = sorted(set(roles))  # everybody is hit once before anybody is twice
+        self._dice.shuffle(self._first_round)
         self._before_worker_kill = before_worker_kill
         self._tokens_between_hits = tokens_between_hits
         self._stopped: dict[tuple[int, float], float] = {}  # (pid, start time) → since when
@@ -58,7 +60,7 @@ class Killer:
             while time.monotonic() < until_s:
                 await asyncio.sleep(self._dice.uniform(*GAP_S))
                 self._check_stopped()
-                role = self._dice.choice(self._roles)
+                role = self._first_round.pop() if self._first_round else self._dice.choice(self._roles)
                 if role == "scheduler" and self._scheduler_was_hit:
                     await self._gets_on(time.monotonic() + READY_WITHIN_S)
                 rows = [row for row in self._instance.rows(role) if row.pid is not None and row.state == "RUNNING"]

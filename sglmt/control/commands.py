@@ -14,13 +14,23 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from sglmt.control.protocol import ControlError, Controlled, Pong, RecentLog, StopAccepted
+from sglmt.control.protocol import (
+    ControlError,
+    Controlled,
+    DrainAccepted,
+    OperationBegun,
+    OperationReport,
+    Pong,
+    RecentLog,
+    StopAccepted,
+)
 from sglmt.control.state import ControlChange, ControlOutcome
 from sglmt.status.snapshot import InstanceSnapshot
 from sglmt.supervisor.logs import RING_LINES, LogSink
 
 MAX_DRAIN_S = 86_400.0
 MAX_CHANGE_S = 600.0
+MAX_PROGRESS_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,77 @@ class Stop(Command, frozen=True, kw_only=True):
         return StopAccepted(drain_s=0.0 if self.now else granted_s)
 
 
+class Drain(Command, frozen=True, kw_only=True):
+    """Take no more work and finish what runs; the instance then waits to be stopped."""
+
+    name: ClassVar[str] = "drain"
+    help: ClassVar[str] = "Readiness off, no new requests; answers when accepted."
+    result_type: ClassVar[Any] = DrainAccepted
+
+    def execute(self, context: Context) -> DrainAccepted:
+        """Hand the request to the supervisor."""
+        context.instance.request_drain()
+        return DrainAccepted()
+
+
+class Scale(Command, frozen=True, kw_only=True):
+    """Have this many workers."""
+
+    name: ClassVar[str] = "scale"
+    help: ClassVar[str] = "Begin to have so many workers."
+    result_type: ClassVar[Any] = OperationBegun
+
+    workers: int
+
+    def execute(self, context: Context) -> OperationBegun:
+        """Begin it. Raises OperationError to refuse."""
+        return OperationBegun(number=context.instance.begin_scale(self.workers))
+
+
+class Restart(Command, frozen=True, kw_only=True):
+    """Restart `all`, a role, or `role:index`; workers one at a time, each replaced before it leaves."""
+
+    name: ClassVar[str] = "restart"
+    help: ClassVar[str] = "Begin to restart processes."
+    result_type: ClassVar[Any] = OperationBegun
+
+    target: str = "all"
+
+    def execute(self, context: Context) -> OperationBegun:
+        """Begin it. Raises OperationError to refuse."""
+        return OperationBegun(number=context.instance.begin_restart(self.target))
+
+
+class Reload(Command, frozen=True, kw_only=True):
+    """Read the configuration again and apply it by replacing all workers, one at a time."""
+
+    name: ClassVar[str] = "reload"
+    help: ClassVar[str] = "Begin to apply the configuration as it is now."
+    result_type: ClassVar[Any] = OperationBegun
+
+    def execute(self, context: Context) -> OperationBegun:
+        """Begin it. Raises OperationError to refuse."""
+        return OperationBegun(number=context.instance.begin_reload())
+
+
+class Progress(Command, frozen=True, kw_only=True):
+    """What an operation has said since the lines already `seen`; waits for news at most `within_s`."""
+
+    name: ClassVar[str] = "progress"
+    help: ClassVar[str] = "How far an operation is."
+    result_type: ClassVar[Any] = OperationReport
+
+    number: int
+    seen: int = 0
+    within_s: float = 0.0
+
+    def execute(self, context: Context) -> Awaitable[OperationReport]:
+        """Ask the supervisor. Raises ControlError for an absurd time."""
+        if not 0 <= self.within_s <= MAX_PROGRESS_S or self.seen < 0:
+            raise ControlError(f"within_s {self.within_s:g}: between 0 and {MAX_PROGRESS_S:g} seconds expected")
+        return context.instance.operation_report(self.number, self.seen, time.monotonic() + self.within_s)
+
+
 class Logs(Command, frozen=True, kw_only=True):
     """The last `lines` log lines, of one source (`role` or `role:index`) or of all."""
 
@@ -133,7 +214,9 @@ class Subscribe(Command, frozen=True, kw_only=True):
     snapshot_every_s: float = 0.0
 
 
-COMMANDS: dict[str, type[Command]] = {command.name: command for command in (Ping, Status, Stop, Logs, Change)}
+COMMANDS: dict[str, type[Command]] = {
+    command.name: command for command in (Ping, Status, Stop, Drain, Scale, Restart, Reload, Progress, Logs, Change)
+}
 
 
 def decode_command(name: str, args: msgspec.Raw) -> Command:

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from sglmt.control.client import ControlClient, call
 from sglmt.control.commands import Command, Drain, Progress, Status
 from sglmt.control.instances import ANSWER_WITHIN_S, control_socket
-from sglmt.control.protocol import OperationBegun, ServerSideError
+from sglmt.control.protocol import OperationBegun, OperationReport, ServerSideError
 from sglmt.errors import DeadlineError, NotRunningError
 from sglmt.status.snapshot import InstanceSnapshot
-from sglmt.supervisor.operations import OperationReport
 from sglmt.supervisor.rundir import FoundInstance
 
 NEWS_WITHIN_S = 2.0

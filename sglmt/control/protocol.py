@@ -49,6 +49,26 @@ class Controlled(Protocol):
         """Begin to stop; `drain_s` None: as configured. Returns at once; harmless when already stopping."""
         ...
 
+    def request_drain(self) -> None:
+        """Take no more work, finish what runs, wait to be stopped. Returns at once; harmless when already draining."""
+        ...
+
+    def begin_scale(self, count: int) -> int:
+        """Begin to have `count` workers; the number of the operation. Raises OperationError to refuse."""
+        ...
+
+    def begin_restart(self, target: str) -> int:
+        """Begin to restart `all`, a role or `role:index`; the number of the operation. Raises OperationError."""
+        ...
+
+    def begin_reload(self) -> int:
+        """Begin to read the configuration again and apply it; the number of the operation. Raises OperationError."""
+        ...
+
+    async def operation_report(self, number: int, seen: int, until_s: float) -> OperationReport:
+        """News of an operation, at the latest at monotonic `until_s`. Raises OperationError for an unknown one."""
+        ...
+
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One line from a client. `args` is decoded by the command it names."""
@@ -87,6 +107,28 @@ class StopAccepted(msgspec.Struct, frozen=True, kw_only=True):
     """Answer to `stop`: running requests get at most `drain_s` seconds, then everything is ended."""
 
     drain_s: float
+
+
+class OperationBegun(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to `scale`, `restart` and `reload`: it is under way, or waits for its turn; ask `progress` about it."""
+
+    number: int
+
+
+class OperationReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How far an operation is. `lines` are those after the ones the asker has `seen`."""
+
+    number: int
+    what: str
+    lines: list[str]
+    seen: int
+    done: bool
+    error: str | None = None
+    exit_code: int = 0
+
+
+class DrainAccepted(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to `drain`."""
 
 
 class RecentLog(msgspec.Struct, frozen=True, kw_only=True):

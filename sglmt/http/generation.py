@@ -19,6 +19,8 @@ from sglmt.http.limits import ModelLimits
 from sglmt.http.output.message import OutputPlan
 from sglmt.messages.sampling import LogprobSpec, SamplingParams, TextSpec
 
+CHARS_PER_PART = 100  # what a message or tool costs beside its text
+
 RequestKind = Literal["completion", "chat", "generate"]
 
 
@@ -55,6 +57,12 @@ class ChatRender:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """About how many characters there are to render, a few for each message and tool included."""
+        contents = sum(len(message.get("content") or "") for message in self.messages)
+        return contents + CHARS_PER_PART * (len(self.messages) + len(self.tools or ()))
 
     def render(self, template: Template) -> str:
         """The prompt. Raises ApiError (400) when the template refuses the messages."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from sglmt.http.app import Call, Handler
 from sglmt.http.errors import unavailable
-from sglmt.http.generation_handlers import encode
+from sglmt.http.generation_handlers import encode_all
 from sglmt.http.native.abort import parse_abort
 from sglmt.http.native.info import model_info_body
 from sglmt.http.native.tokenize import (
+    DetokenizeRequest,
     detokenize_body,
     parse_detokenize,
     parse_tokenize,
@@ -19,6 +21,7 @@ from sglmt.http.openai.models import model_body, models_body
 from sglmt.status.metrics import CONTENT_TYPE
 
 ENGINE_PROBE_S = 20.0
+INLINE_IDS = 2048  # more ids are decoded and written in a thread, off the event loop
 
 
 def info_routes() -> dict[tuple[str, str], Handler]:
@@ -81,14 +84,29 @@ async def metrics(call: Call) -> None:
 
 async def tokenize(call: Call) -> None:
     request = parse_tokenize(await call.body(), call.service.limits)
-    rows = [await encode(call.service, text, request.add_special_tokens) for text in request.texts]
-    await call.answer(tokenize_body(request, rows, call.service.limits))
+    rows = await encode_all(call.service, request.texts, request.add_special_tokens)
+    limits = call.service.limits
+    if sum(map(len, rows)) <= INLINE_IDS:
+        body = tokenize_body(request, rows, limits)
+    else:
+        body = await asyncio.get_running_loop().run_in_executor(None, tokenize_body, request, rows, limits)
+    await call.answer(body)
 
 
 async def detokenize(call: Call) -> None:
     request = parse_detokenize(await call.body(), call.service.limits)
-    texts = [call.service.tokenizer.decode(row, request.skip_special_tokens) for row in request.rows]
-    await call.answer(detokenize_body(request, texts))
+    await call.answer(detokenize_body(request, await _decode_all(call, request)))
+
+
+async def _decode_all(call: Call, request: DetokenizeRequest) -> list[str]:
+    """The text of every row; many ids do not hold up the streams of this worker."""
+
+    def decode() -> list[str]:
+        return [call.service.tokenizer.decode(row, request.skip_special_tokens) for row in request.rows]
+
+    if sum(map(len, request.rows)) <= INLINE_IDS:
+        return decode()
+    return await asyncio.get_running_loop().run_in_executor(None, decode)
 
 
 async def abort_request(call: Call) -> None:

@@ -30,6 +30,8 @@ RETRY_ACCEPT_S = 0.003
 HANDSHAKE_WITHIN_S = 10.0
 MAX_HEADER_BYTES = 64 * 1024
 ACCEPT_AHEAD_OF_MEAN = 2
+RECENT_AHEAD_OF_MEAN = 3
+OTHERS_CHANCE_S = 0.01
 
 
 class ConnectionListener(Protocol):
@@ -134,9 +136,9 @@ class Connection(HttpToolsProtocol):
 
     def end_if_quiet(self, now_s: float, since_s: float, quiet_s: float) -> None:
         """Close what has had no request for `quiet_s`, counted from `since_s` at the earliest. Times are the loop's."""
-        if self._is_between_requests and self._head_since_s is None and not self.transport.is_closing():
-            if now_s - max(self._idle_since_s, since_s) >= quiet_s:
-                self.transport.close()
+        is_waiting = self._is_between_requests and self._head_since_s is None and not self.transport.is_closing()
+        if is_waiting and now_s - max(self._idle_since_s, since_s) >= quiet_s:
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -180,10 +182,12 @@ class HttpServer:
         connection_counts: Callable[[], Iterable[int]],
         count_changed: Callable[[int, int], None],
         count_refusal: Callable[[], None],
+        recent_accepts: Callable[[], tuple[int, float]] = lambda: (0, 0.0),
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """`connection_counts` gives the open connections of all serving workers, this one included;
-        `count_changed(open, accepted in all)` is told this worker's, `count_refusal` of what never became a request."""
+        `count_changed(open, accepted in all)` is told this worker's, `count_refusal` of what never became a request;
+        `recent_accepts` gives this worker's accepts in the last moments and the mean of all."""
         self.loop = asyncio.get_running_loop()
         self.keep_alive_s = keep_alive_s
         self.receive_timeout_s = receive_timeout_s
@@ -208,11 +212,13 @@ class HttpServer:
         self._listener = listener
         self._connection_counts = connection_counts
         self._count_changed = count_changed
+        self._recent_accepts = recent_accepts
         self.count_refusal = count_refusal
         self._open = 0
         self._accepted = 0
         self._accepting = False
         self._waiting = False
+        self._held_back_since_s: float | None = None
         self._handovers: set[asyncio.Task[Any]] = set()
 
     def tick(self) -> None:
@@ -272,6 +278,7 @@ class HttpServer:
         if not self._has_room():
             self._pause_accepting()
             return
+        self._held_back_since_s = None
         try:
             connection, _ = self._listener.accept()
         except OSError:
@@ -300,11 +307,21 @@ class HttpServer:
                 self.connection_closed()
 
     def _has_room(self) -> bool:
+        """Whether this worker is not ahead of the others, in open connections and in those it has just accepted; or
+        the others were given their chance and did not take it (one that is stopped or busy must hold up nobody)."""
+        now_s = self.loop.time()
+        if self._held_back_since_s is not None and now_s - self._held_back_since_s >= OTHERS_CHANCE_S:
+            return True
         counts = list(self._connection_counts())
-        return not counts or self._open * len(counts) <= sum(counts) + ACCEPT_AHEAD_OF_MEAN * len(counts)
+        if self._open * len(counts) > sum(counts) + ACCEPT_AHEAD_OF_MEAN * len(counts):
+            return False
+        own, mean = self._recent_accepts()
+        return own <= mean + RECENT_AHEAD_OF_MEAN
 
     def _pause_accepting(self) -> None:
         """The others are to take this one; look again soon (the socket stays readable until someone does)."""
+        if self._held_back_since_s is None:
+            self._held_back_since_s = self.loop.time()
         self.loop.remove_reader(self._listener.fileno())
         self.loop.call_later(RETRY_ACCEPT_S, self._resume_accepting)
 

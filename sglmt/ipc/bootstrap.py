@@ -26,7 +26,7 @@ class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
     instance_id: int
     supervisor_pid: int
     run_dir: str
-    segment_name: str
+    segment_path: str
     state_page: str
     death_fd: int  # read end of a pipe: readable (EOF) when the supervisor is gone
     ready_fd: int  # write end: one line `ready` or `failed <reason>`

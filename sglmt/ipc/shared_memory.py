@@ -3,7 +3,8 @@
 `sglmt launch` creates one segment `multi_tokenizer_args_<pid>_<random>` exclusively, mode 0600, its size
 reserved up front (a full /dev/shm is an ENOSPC here, not a SIGBUS in a child), and writes it again under a
 higher revision when the scheduler knows more. Children map it read-only, check owner, instance and checksum,
-and refuse anything else by name. `os.open` + `mmap` is used because `multiprocessing.SharedMemory` unlinks the
+and refuse anything else by name. Where /dev/shm cannot be used the same file lies in the run directory, and
+children are told its path. `os.open` + `mmap` is used because `multiprocessing.SharedMemory` unlinks the
 segment when an attached child exits (before Python 3.13).
 
 Header, little endian: 8s magic | u32 protocol | u32 revision | u64 instance id | u32 uid | u32 launcher pid |
@@ -88,7 +89,7 @@ class Segment:
 
     @property
     def name(self) -> str:
-        """The name in /dev/shm."""
+        """The file name, the same wherever it lies."""
         return self.path.name
 
     def write(self, arguments: Arguments) -> int:

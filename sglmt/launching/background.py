@@ -13,6 +13,7 @@ import os
 import signal
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -50,7 +51,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     tail: list[str] = []
 
 
-def run_in_background(args: ServerArgs, warnings: list[str], log_file: str | None) -> Outcome:
+def run_in_background(
+    args: ServerArgs, warnings: list[str], log_file: str | None, reread: Callable[[], ServerArgs] | None = None
+) -> Outcome:
     """Start the supervisor in the background and wait for READY. Returns in the command only.
 
     Ctrl-C, TERM and HUP while waiting stop the instance. Raises ResourceError for an unusable log file.
@@ -61,7 +64,7 @@ def run_in_background(args: ServerArgs, warnings: list[str], log_file: str | Non
     if middle == 0:
         os.close(report_fd)
         _become_daemon(log_fd)
-        _supervise(args, warnings, write_fd, early_log=log_file is None)
+        _supervise(args, warnings, write_fd, log_file is None, reread)
     os.close(write_fd)
     os.waitpid(middle, 0)
     try:
@@ -84,13 +87,19 @@ def _become_daemon(log_fd: int) -> None:
     os.close(log_fd)
 
 
-def _supervise(args: ServerArgs, warnings: list[str], report_fd: int, early_log: bool) -> None:
+def _supervise(
+    args: ServerArgs,
+    warnings: list[str],
+    report_fd: int,
+    early_log: bool,
+    reread: Callable[[], ServerArgs] | None,
+) -> None:
     """The daemon's life. Never returns: what called us belongs to the command."""
     code = int(ExitCode.FAILURE)
     reporter = _Reporter(report_fd)
     try:
         reporter.send(Report(event="started", pid=os.getpid()))
-        ended = _run(args, warnings, reporter, early_log)
+        ended = _run(args, warnings, reporter, early_log, reread)
         code = ended.exit_code
         reporter.send(Report(event="failed", message=ended.failure or "stopped before it was ready", exit_code=code))
     except BaseException as error:  # the last frame of this process: whatever it was is told and logged
@@ -100,12 +109,18 @@ def _supervise(args: ServerArgs, warnings: list[str], report_fd: int, early_log:
         os._exit(code)
 
 
-def _run(args: ServerArgs, warnings: list[str], reporter: _Reporter, early_log: bool) -> Ended:
+def _run(
+    args: ServerArgs,
+    warnings: list[str],
+    reporter: _Reporter,
+    early_log: bool,
+    reread: Callable[[], ServerArgs] | None,
+) -> Ended:
     sink = LogSink(args.log_level)
     session = _BackgroundSession(args, sink, LineWriter(1), early_log)
     for warning in warnings:
         sink.log("warning", "supervisor", warning)
-    return run_supervisor(args, session, sink, lambda url: reporter.send(Report(event="ready", url=url)))
+    return run_supervisor(args, session, sink, lambda url: reporter.send(Report(event="ready", url=url)), reread)
 
 
 class _BackgroundSession(Session):

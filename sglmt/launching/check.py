@@ -14,10 +14,10 @@ from typing import Any
 
 from sglmt.errors import ResourceError
 from sglmt.server_args import ServerArgs
-from sglmt.supervisor.listener import Listener
 from sglmt.supervisor.resolve_model import cache_directory, resolve_model
 from sglmt.supervisor.rundir import find_instances
 from sglmt.supervisor.topology import wanted_processes
+from sglmt.supervisor.unix_listener import bind_listener
 
 
 def check_launch(args: ServerArgs) -> list[str]:
@@ -37,7 +37,7 @@ def describe(args: ServerArgs, url: str, model: dict[str, Any]) -> list[str]:
         f"vocabulary {model['vocab_size']}" if model.get("vocab_size") else "",
     ]
     simulator = " (makes up tokens)" if args.engine == "simulator" else ""
-    port = "any free port" if args.port == 0 else f"{url} (free)"
+    port = "any free port" if args.port == 0 and args.uds is None else f"{url} (free)"
     return [
         f"would start instance {args.name!r} in {args.mode} mode:",
         f"  address    {port}",
@@ -66,7 +66,9 @@ def _check_name(args: ServerArgs) -> None:
 
 
 def _check_port(args: ServerArgs) -> str:
-    listener = Listener.bind(args.host, args.port, scheme=args.url_scheme)
+    listener = bind_listener(
+        args.host, args.port, args.uds, args.uds_permissions, args.url_scheme, lambda _port: None, None
+    )
     try:
         return listener.url
     finally:

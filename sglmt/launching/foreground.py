@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from sglmt.launching.session import Ended, Session, run_supervisor
 from sglmt.server_args import ServerArgs
@@ -23,8 +23,14 @@ def wants_live_view(live: bool | None, environment: Mapping[str, str], is_termin
     return is_terminal and not dumb and not environment.get("NO_COLOR")
 
 
-def run_in_foreground(args: ServerArgs, warnings: list[str], live: bool | None, log_file: str | None) -> Ended:
-    """Run until stopped."""
+def run_in_foreground(
+    args: ServerArgs,
+    warnings: list[str],
+    live: bool | None,
+    log_file: str | None,
+    reread: Callable[[], ServerArgs] | None = None,
+) -> Ended:
+    """Run until stopped. `reread` gives the configuration from its sources again, for reloads."""
     fd = STDOUT_FD if log_file is None else open_log_file(log_file)
     shows_live = log_file is None and wants_live_view(live, os.environ, os.isatty(STDOUT_FD))
     writer = LineWriter(fd)
@@ -32,7 +38,7 @@ def run_in_foreground(args: ServerArgs, warnings: list[str], live: bool | None, 
     session = Session(args, sink, writer, shows_live)
     for warning in warnings:
         sink.log("warning", "supervisor", warning)
-    return run_supervisor(args, session, sink, on_ready=lambda _url: None)
+    return run_supervisor(args, session, sink, on_ready=lambda _url: None, reread=reread)
 
 
 def open_log_file(path: str) -> int:

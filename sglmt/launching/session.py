@@ -181,14 +181,22 @@ class SessionControl:
         await self._session.close_live()
 
 
-def run_supervisor(args: ServerArgs, session: Session, sink: LogSink, on_ready: Callable[[str], None]) -> Ended:
-    """Run the supervisor to its end. `on_ready` gets the URL."""
+def run_supervisor(
+    args: ServerArgs,
+    session: Session,
+    sink: LogSink,
+    on_ready: Callable[[str], None],
+    reread: Callable[[], ServerArgs] | None = None,
+) -> Ended:
+    """Run the supervisor to its end. `on_ready` gets the URL; `reread` gives the configuration again, for reloads."""
     set_title(SUPERVISOR_TITLE)
 
     def ready() -> None:
         on_ready(supervisor.url)
 
-    supervisor: Supervisor = Supervisor(args, log=sink.log, on_ready=ready, control_factory=session.control)
+    supervisor: Supervisor = Supervisor(
+        args, log=sink.log, on_ready=ready, control_factory=session.control, reread=reread
+    )
     try:
         code = asyncio.run(supervisor.run())
     finally:

@@ -56,6 +56,7 @@ class WorkersSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 class SegmentSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     bytes: int
+    path: str = ""  # in /dev/shm, or in the run directory where /dev/shm cannot be used
 
 
 class TotalsSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,6 +54,12 @@ class Host(Protocol):
     async def set_log_level(self, level: LogLevel) -> None:
         """Everywhere, at once."""
 
+    def reload_begins(self) -> None:
+        """For the service manager: a configuration is being applied."""
+
+    def reload_ended(self) -> None:
+        """For the service manager: it is applied, or refused."""
+
 
 class LiveOperations:
     """The operations of one instance. `reread` gives the configuration from its sources, as they are now."""
@@ -231,6 +237,13 @@ class LiveOperations:
         return self._operations.begin("reload", self._reload)
 
     async def _reload(self, operation: Operation) -> None:
+        self._host.reload_begins()
+        try:
+            await self._apply_configuration(operation)
+        finally:
+            self._host.reload_ended()
+
+    async def _apply_configuration(self, operation: Operation) -> None:
         if self._reread is None:
             raise ConfigError("reload: this instance was not launched from a configuration that can be read again")
         host, before = self._host, self._host.args

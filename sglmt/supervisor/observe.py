@@ -1,6 +1,7 @@
 """Looks at processes through /proc: state letter, memory, processor time. Runs in the supervisor, only when asked.
 
-Proportional memory costs a walk over a process's mappings, so it is kept for some seconds.
+Proportional memory costs a walk over a process's mappings, so it is kept for some seconds; a young process still
+grows, and is looked at each time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _USAGE_EVERY_S = 0.5
 _PSS_EVERY_S = 5.0
+_YOUNG_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,13 @@ class UsageSampler:
         fields = _stat(pid)
         if fields is None:
             return Usage()
+        age_s = _seconds_since_boot() - int(fields[19]) / _TICKS_PER_S
         cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
         if before is None:
-            since_s, spent_s = _seconds_since_boot() - int(fields[19]) / _TICKS_PER_S, cpu_s
+            since_s, spent_s = age_s, cpu_s
         else:
             since_s, spent_s = now_s - before.at_s, cpu_s - before.cpu_s
-        fresh_pss = before is None or now_s - before.pss_at_s >= _PSS_EVERY_S
+        fresh_pss = before is None or age_s < _YOUNG_S or now_s - before.pss_at_s >= _PSS_EVERY_S
         usage = Usage(
             rss_bytes=int(fields[21]) * _PAGE_BYTES,
             pss_bytes=_pss_bytes(pid) if fresh_pss or before is None else before.usage.pss_bytes,

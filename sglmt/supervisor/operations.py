@@ -13,8 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-import msgspec
-
+from sglmt.control.protocol import OperationReport
 from sglmt.errors import ExitCode, SglmtError
 from sglmt.supervisor.services import Log
 
@@ -30,18 +29,6 @@ class OperationError(SglmtError):
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.FAILURE) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-
-
-class OperationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How far an operation is. `lines` are those after the ones the asker has `seen`."""
-
-    number: int
-    what: str
-    lines: list[str]
-    seen: int
-    done: bool
-    error: str | None = None
-    exit_code: int = 0
 
 
 @dataclass

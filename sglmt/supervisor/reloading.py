@@ -18,7 +18,7 @@ from sglmt.server_args import ServerArgs, flag_name, flags
 # What an instance is: its name and address, its engine and model, the processes that exist once.
 FIXED = frozenset(
     {
-        "detokenizers", "router", "name", "host", "port", "model_path", "tokenizer_path",
+        "detokenizers", "router", "name", "host", "port", "uds", "uds_mode", "model_path", "tokenizer_path",
         "context_length", "trust_remote_code", "engine", "engine_threads", "engine_cache_mb",
         "disaggregation_mode", "simulator_step_ms", "simulator_tokens", "simulator_seed", "max_running_requests",
         "max_queued_requests", "runtime_dir",

@@ -6,6 +6,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from pathlib import PurePath
 
 from sglmt import __version__
 from sglmt.ipc.shared_memory import SEGMENT_BYTES
@@ -88,7 +89,8 @@ class Reporter:
         totals, shm = TotalsSnapshot(), None
         if resources is not None:
             totals = describe_totals(resources.slots, living_slots(processes), self._rates)
-            shm = SegmentSnapshot(name=resources.segment.name, bytes=SEGMENT_BYTES)
+            segment = resources.segment
+            shm = SegmentSnapshot(name=segment.name, bytes=SEGMENT_BYTES, path=str(segment.path))
         return InstanceSnapshot(
             name=args.name,
             instance_id=f"{instance_id:016x}",
@@ -96,7 +98,7 @@ class Reporter:
             state=verdict.state,
             url=url,
             engine=args.engine,
-            model=args.model_path or "default",
+            model=args.model_path or _default_model(resources),
             mode=args.mode,
             workers=WorkersSnapshot(
                 requested=args.workers if wanted_workers is None else wanted_workers,
@@ -120,6 +122,12 @@ class Reporter:
             pid = process.run.child.pid if process.run is not None else 0
             rows.append(describe_process(process, usage.get(pid, Usage()), now_s))
         return rows
+
+
+def _default_model(resources: Resources | None) -> str:
+    """The file of the model that comes with us, once it is resolved."""
+    resolved = resources.arguments.model_info.get("model_path") if resources is not None else None
+    return PurePath(resolved).name if isinstance(resolved, str) and resolved else "default"
 
 
 def living_slots(processes: Iterable[ManagedProcess]) -> list[Slot]:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,20 +21,20 @@ from sglmt.errors import ResourceError, SegmentError
 from sglmt.ipc import shared_memory
 from sglmt.ipc.addresses import socket_path
 from sglmt.ipc.bootstrap import Bootstrap
-from sglmt.ipc.process_identity import own_identity
+from sglmt.ipc.process_identity import ProcessIdentity, own_identity
 from sglmt.ipc.shared_memory import Arguments, Segment, read_arguments
 from sglmt.ipc.state_page import HeaderWord, Slot, SlotWord, StatePage
 from sglmt.messages.frame import Role
 from sglmt.server_args import PortArgs, SchedulerInfo, ServerArgs
 from sglmt.supervisor.environment import child_environment
 from sglmt.supervisor.leftovers import end_leftovers, remove_stale
-from sglmt.supervisor.listener import Listener
 from sglmt.supervisor.resolve_model import cache_directory
 from sglmt.supervisor.rundir import STATE_PAGE, InstanceRecord, RunDir, find_instances
 from sglmt.supervisor.services import Log
 from sglmt.supervisor.slots import SlotTable
 from sglmt.supervisor.spawn import SpawnedChild, spawn
 from sglmt.supervisor.topology import ProcessSpec, slots_needed
+from sglmt.supervisor.unix_listener import bind_listener
 from sglmt.supervisor.zygote import Zygote, ZygoteUnavailableError
 
 
@@ -58,9 +58,11 @@ class Claims:
             self._record(args.name, None)
             for name in remove_stale(self.run_dir.path.parent):
                 log("info", "supervisor", f"removed what a killed run named {name!r} left")
-            self.listener = Listener.bind(
-                args.host, args.port, lambda port: _holder(port, args.runtime_dir), args.url_scheme
-            )
+            self.listener = bind_listener(
+                args.host, args.port, args.uds, args.uds_permissions, args.url_scheme,
+                lambda port: _holder(lambda url: urlsplit(url).port == port, args.runtime_dir, self.identity),
+                _holder_of_path(args.uds, args.runtime_dir, self.identity),
+            )  # fmt: skip
             undo.callback(self.listener.close)
             self._record(args.name, self.listener.url)
             undo.pop_all()
@@ -105,7 +107,7 @@ class Resources:
         with contextlib.ExitStack() as undo:
             if swept := shared_memory.sweep():
                 log("info", "supervisor", f"removed {len(swept)} shared-memory segments of dead launchers")
-            self.segment = Segment.create(claims.instance_id, claims.identity)
+            self.segment = self._create_segment()
             undo.callback(self.segment.unlink)
             self.page = _create_page(self._run_dir / STATE_PAGE, claims.instance_id, slots_needed(args))
             undo.callback(self.page.close)
@@ -153,7 +155,7 @@ class Resources:
         bootstrap = Bootstrap(
             role=spec.role, index=spec.index, generation=generation, slot=slot.number,
             instance_id=self._claims.instance_id, supervisor_pid=os.getpid(), run_dir=str(self._run_dir),
-            segment_name=self.segment.name, state_page=str(self._run_dir / STATE_PAGE),
+            segment_path=str(self.segment.path), state_page=str(self._run_dir / STATE_PAGE),
             death_fd=self._death_read_fd, ready_fd=-1,
             listen_fd=self._claims.listener.fd if worker else None,
             api_keys=self._args.api_key if worker else (),
@@ -180,10 +182,23 @@ class Resources:
         self.slots.release(slot)
         socket_path(self._run_dir, spec.role, spec.index, generation).unlink(missing_ok=True)
 
+    def _create_segment(self) -> Segment:
+        """In shared memory; where that is full, missing or not for us, in the run directory. Raises ResourceError."""
+        claims = self._claims
+        try:
+            return Segment.create(claims.instance_id, claims.identity)
+        except ResourceError as error:
+            try:
+                segment = Segment.create(claims.instance_id, claims.identity, self._run_dir)
+            except ResourceError as second:
+                raise ResourceError(f"{error}; nor in the run directory: {second}") from None
+            self._log("warning", "supervisor", f"{error}; the arguments are kept in {segment.path} instead")
+            return segment
+
     def _ensure_segment(self) -> None:
         """Put the segment back when something removed or damaged it; a child must not die of that."""
         try:
-            read_arguments(self.segment.name, self._claims.instance_id)
+            read_arguments(self.segment.name, self._claims.instance_id, self.segment.path.parent)
         except SegmentError as error:
             self._log("warning", "supervisor", f"{error}; written again")
             self._write()
@@ -203,10 +218,16 @@ def _create_page(path: Path, instance_id: int, slots: int) -> StatePage:
         raise ResourceError(f"state page {path}: {error.strerror}; is the disk full?") from error
 
 
-def _holder(port: int, runtime_dir: str | None) -> str | None:
-    """The instance of this user that has claimed the port, listening or not."""
+def _holder(is_meant: Callable[[str], bool], runtime_dir: str | None, own: ProcessIdentity) -> str | None:
+    """The other instance of this user whose URL is meant, listening or not."""
     for found in find_instances(runtime_dir):
-        url, pid = found.record.url, found.record.process.pid
-        if found.alive and pid != os.getpid() and url is not None and urlsplit(url).port == port:
-            return f"sglmt instance {found.record.name!r} (pid {pid})"
+        url, process = found.record.url, found.record.process
+        if found.alive and process != own and url is not None and is_meant(url):
+            return f"sglmt instance {found.record.name!r} (pid {process.pid})"
     return None
+
+
+def _holder_of_path(uds: str | None, runtime_dir: str | None, own: ProcessIdentity) -> str | None:
+    if uds is None:
+        return None
+    return _holder(lambda url: url == f"unix:{os.path.abspath(uds)}", runtime_dir, own)

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from sglmt.control.protocol import OperationReport
 from sglmt.control.state import ControlChange, ControlChangeError, ControlOutcome, ControlState, LogLevel
 from sglmt.errors import ExitCode, SglmtError
 from sglmt.ipc.state_page import UNTIL_STOPPED_NS, HeaderWord
@@ -41,6 +43,7 @@ from sglmt.supervisor.recycling import Recycler, WorkerSample
 from sglmt.supervisor.report import Reporter
 from sglmt.supervisor.resolve_model import cache_directory, resolve_model
 from sglmt.supervisor.resources import Claims, Resources
+from sglmt.supervisor.service_manager import ServiceManager
 from sglmt.supervisor.services import Log
 from sglmt.supervisor.spawn import child_command
 from sglmt.supervisor.stop_signals import StopSignals
@@ -109,6 +112,7 @@ class Supervisor:
         self._operations: Operations | None = None
         self._live_operations: LiveOperations | None = None
         self._recycler = Recycler(random.random)
+        self._manager = ServiceManager(os.environ, log)
 
     # --- the whole life -----------------------------------------------------------------------------
 
@@ -121,6 +125,7 @@ class Supervisor:
             self._inbox = Inbox(asyncio.get_running_loop(), self._log)
             cleanup.callback(self._stopped.set)
             cleanup.callback(self._inbox.close)
+            cleanup.callback(self._manager.close)
             try:
                 await self._live(cleanup)
             except SglmtError as error:
@@ -243,16 +248,33 @@ class Supervisor:
         if self.verdict.ready and not self._was_ready:
             self._was_ready = True
             self._log("info", "supervisor", f"READY: serving {self.args.model_name!r} on {self.url}")
+            self._manager.ready()
             self._on_ready()
         elif self._was_ready and (self.verdict.state, self.verdict.ready) != (before.state, before.ready):
             level = "info" if self.verdict.state == "running" else "warning"
             reason = f": {self.verdict.reason}" if self.verdict.reason else ""
             self._log(level, "supervisor", f"instance is {self.verdict.state}{reason}")
+        self._tell_manager()
         ending = no_worker_left(everybody) if self._was_ready else failed_start(everybody)
         if ending is not None:
             self._fail(ending)
 
+    def _tell_manager(self) -> None:
+        """The state in one line, for the service manager."""
+        if self._manager.wanted:
+            reason = f": {self.verdict.reason}" if self.verdict.reason else ""
+            self._manager.status(f"{self.verdict.state}{reason}; {self.args.model_name!r} on {self.url}")
+
+    def reload_begins(self) -> None:
+        """Tell the service manager that the configuration is being applied."""
+        self._manager.reloading()
+
+    def reload_ended(self) -> None:
+        """It is applied, or refused; either way what serves goes on. Nothing to tell in a stop."""
+        self._manager.reloaded()
+
     def _tick(self, now_s: float) -> None:
+        self._manager.tick(now_s)
         self.resources.page.set_header(HeaderWord.SUPERVISOR_HEARTBEAT_NS, int(now_s * 1e9))
         self.crew.look_around(now_s)
         if now_s >= self._next_second_s:
@@ -277,6 +299,22 @@ class Supervisor:
         if self._live_operations is None:
             raise OperationError("nothing is running yet; try again when it is ready", ExitCode.STARTING)
         return self._live_operations
+
+    def begin_scale(self, count: int) -> int:
+        """Begin to have `count` workers; the number of the operation. Raises OperationError to refuse."""
+        return self.live.scale(count).number
+
+    def begin_restart(self, target: str) -> int:
+        """Begin to restart `all`, a role or `role:index`; the number of the operation. Raises OperationError."""
+        return self.live.restart(target).number
+
+    def begin_reload(self) -> int:
+        """Begin to read the configuration again and apply it; the number of the operation. Raises OperationError."""
+        return self.live.reload().number
+
+    async def operation_report(self, number: int, seen: int, until_s: float) -> OperationReport:
+        """Wait for news of an operation, at most until monotonic `until_s`. Raises OperationError."""
+        return await self.operations.report(number, seen, until_s)
 
     def set_wanted_workers(self, count: int) -> None:
         """From now on the instance is to have so many workers."""
@@ -408,6 +446,8 @@ class Supervisor:
             nearer = self._stop.bring_nearer(drain_deadline_s)
         self._stop.immediate = self._stop.immediate or now
         self.verdict = Verdict("draining", False, self.failure or "stop requested")
+        self._manager.stopping()
+        self._tell_manager()
         if self._operations is not None:
             self._operations.refuse("the instance is stopping")
         if self._resources is None or self._crew is None:

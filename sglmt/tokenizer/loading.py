@@ -22,6 +22,7 @@ from sglmt.tokenizer.chat_template import ChatTemplate
 from sglmt.tokenizer.decoder_rules import DecoderRules, compile_rules
 from sglmt.tokenizer.detokenize import IncrementalDetokenizer, TokenIdError
 from sglmt.tokenizer.fast_backend import Encoder, HuggingFaceEncoder, load_fastokens, prove_fastokens
+from sglmt.tokenizer.length_bound import LengthBound, length_bound
 from sglmt.tokenizer.model_info import ModelInfo
 from sglmt.tokenizer.token_table import TokenTable
 
@@ -83,13 +84,19 @@ class Tokenizer:
     ) -> str:
         """The text of all ids at once. Raises ValueError naming an id outside the vocabulary."""
         size = self.vocab_size
-        for token_id in ids:
-            if not 0 <= token_id < size:
-                raise ValueError(str(TokenIdError(token_id, size)))
+        if ids and not (min(ids) >= 0 and max(ids) < size):
+            wrong = next(token_id for token_id in ids if not 0 <= token_id < size)
+            raise ValueError(str(TokenIdError(wrong, size)))
         if spaces_between_special_tokens or skip_special_tokens or not self.rules.separates:
-            return self._library.decode(list(ids), skip_special_tokens=skip_special_tokens)
+            # The batch call releases the interpreter lock.
+            return self._library.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
         stream = IncrementalDetokenizer(self.table, skip_special_tokens, spaces_between_special_tokens)
         return stream.push(ids) + stream.finish()
+
+    @cached_property
+    def length_bound(self) -> LengthBound | None:
+        """How few tokens a text has at least, None where its length does not tell."""
+        return length_bound(self._library, self.table.tokens) if self.rules.mode == "bytes" else None
 
     def is_special(self, token_id: int) -> bool:
         """Whether the id is a special token (left out when special tokens are skipped)."""

@@ -34,9 +34,7 @@ class RequestText:
         shown_ids: Sequence[int] = (),
     ) -> None:
         automaton = stops if isinstance(stops, StopAutomaton) else StopAutomaton(stops) if stops else None
-        self._detokenizer = IncrementalDetokenizer(
-            table, skip_special_tokens, spaces_between_special_tokens, shown_ids
-        )
+        self._detokenizer = IncrementalDetokenizer(table, skip_special_tokens, spaces_between_special_tokens, shown_ids)
         self._matcher = StopMatcher(automaton, no_stop_trim) if automaton and automaton.stops else None
         self._size = table.size
         self.matched: str | None = None

@@ -1,8 +1,9 @@
 """Which waiting request enters the engine next. Pure; owned by the scheduler.
 
-Ordinary requests go by priority, then in order of arrival. *Suspects* (they had yielded nothing when an
-earlier life of the engine died) go one at a time, after everything that runs has moved: if the engine dies
-again, it is known of whom.
+Ordinary requests go by priority, then those that continue, then in order of arrival. *Suspects* (they had
+yielded nothing when an earlier life of the engine died) go one at a time, after everything that runs has moved: if
+the engine dies again, it is known of whom. New requests do not overtake a suspect, or one would never have its turn
+on a busy server.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ class AdmissionQueue:
     """Waiting requests. Removal is lazy: a discarded key is skipped when its turn comes."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Record]] = []
-        self._suspects: deque[Record] = deque()
+        self._heap: list[tuple[int, bool, int, Record]] = []
+        self._suspects: deque[tuple[int, Record]] = deque()
         self._waiting: dict[int, Record] = {}
         self._sequence = 0
 
@@ -28,34 +29,39 @@ class AdmissionQueue:
     def push(self, record: Record, priority: int, suspect: bool) -> None:
         """Queue a request; a higher `priority` goes first."""
         self._waiting[record.key] = record
-        if suspect:
-            self._suspects.append(record)
-            return
         self._sequence += 1
-        heapq.heappush(self._heap, (-priority, self._sequence, record))
+        if suspect:
+            self._suspects.append((self._sequence, record))
+            return
+        heapq.heappush(self._heap, (-priority, record.attempt == 1, self._sequence, record))
 
     def discard(self, key: int) -> None:
         """Forget a waiting request."""
         self._waiting.pop(key, None)
 
     def pop(self) -> Record | None:
-        """The next ordinary request, None when there is none."""
+        """The next ordinary request; None when there is none, or a suspect was here before it."""
         while self._heap:
-            record = heapq.heappop(self._heap)[2]
+            _, is_new, sequence, record = self._heap[0]
             if self._waiting.get(record.key) is record:
+                if is_new and self._first_suspect_came_before(sequence):
+                    return None
                 del self._waiting[record.key]
+                heapq.heappop(self._heap)
                 return record
+            heapq.heappop(self._heap)
         return None
+
+    def _first_suspect_came_before(self, sequence: int) -> bool:
+        while self._suspects and self._waiting.get(self._suspects[0][1].key) is not self._suspects[0][1]:
+            self._suspects.popleft()
+        return bool(self._suspects) and self._suspects[0][0] < sequence
 
     def pop_suspect(self) -> Record | None:
         """The next suspect, None when there is none."""
         while self._suspects:
-            record = self._suspects.popleft()
+            record = self._suspects.popleft()[1]
             if self._waiting.get(record.key) is record:
                 del self._waiting[record.key]
                 return record
         return None
-
-    def has_suspects(self) -> bool:
-        """Whether any suspect waits."""
-        return any(self._waiting.get(record.key) is record for record in self._suspects)

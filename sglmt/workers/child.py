@@ -58,7 +58,8 @@ class ChildContext:
         self.slot = self.page.slot(bootstrap.slot)
         self.slot.enter(Phase.BOOTING)
         self.writer = FrameWriter(bootstrap.instance_id, bootstrap.role, bootstrap.index, bootstrap.generation)
-        self.arguments, self.segment_revision = read_arguments(bootstrap.segment_name, bootstrap.instance_id)
+        self._segment = Path(bootstrap.segment_path)
+        self.arguments, self.segment_revision = self._read_segment()
         self.args = self.arguments.server_args
         self.transport = Transport()
         self.clock: Callable[[], float] = time.monotonic
@@ -75,9 +76,11 @@ class ChildContext:
     def reread_arguments(self) -> Arguments:
         """Read the segment again when the supervisor has written a newer revision."""
         if self.page.header(HeaderWord.SEGMENT_REVISION) != self.segment_revision:
-            name = self.bootstrap.segment_name
-            self.arguments, self.segment_revision = read_arguments(name, self.instance_id)
+            self.arguments, self.segment_revision = self._read_segment()
         return self.arguments
+
+    def _read_segment(self) -> tuple[Arguments, int]:
+        return read_arguments(self._segment.name, self.instance_id, self._segment.parent)
 
     def ready(self, info: Any = None) -> None:
         """Tell the supervisor that this process can do its work; a scheduler adds what its engine is."""

@@ -7,7 +7,7 @@ behind simply wait, several tokens becoming one row.
 
 from __future__ import annotations
 
-from sglmt.delivery.ledger import Record, Stage
+from sglmt.delivery.ledger import Record
 from sglmt.ipc.state_page import SlotWord
 from sglmt.messages.columns import RaggedColumn, pack, pack_ragged
 from sglmt.messages.frame import Role, Scope
@@ -212,7 +212,7 @@ class Emitter:
             return 0
         replayed = 0
         for record in records.values():
-            if self.detokenizer_of(record.key) in moved and (record.start_sent or record.stage == Stage.FINISHED):
+            if record.start_sent and self.detokenizer_of(record.key) in moved:  # else nothing was sent yet
                 record.rewind()
                 self.mark(record)
                 replayed += 1

@@ -29,7 +29,7 @@ def preload(info: ModelInfo, backend: Backend) -> Preloaded:
     """
     proven = backend if info.fastokens_note is not None else "huggingface"
     tokenizer = load_tokenizer(info, proven)
-    _ = tokenizer.table
+    _ = tokenizer.length_bound, tokenizer.table
     return Preloaded(info, proven, tokenizer, load_chat_template(info))
 
 

@@ -42,6 +42,7 @@ class MultiTokenizerRouter:
 
     def turn(self, housekeeping: bool) -> None:
         """One turn of the loop: all that can be done now."""
+        self._scheduler.refresh()  # first: what workers say because the scheduler is new must reach the new one
         while (frame := self._inbox.receive()) is not None:
             self.forward(frame)
         if housekeeping:
@@ -71,7 +72,6 @@ class MultiTokenizerRouter:
 
     def _housekeeping(self) -> None:
         self._control.poll()
-        self._scheduler.refresh()
         self._workers.sweep()
         slot = self._child.slot
         slot[SlotWord.BACKLOG_BYTES] = self._scheduler.backlog_bytes + self._workers.backlog_bytes

@@ -196,6 +196,8 @@ class Scheduler:
         if self._worker_is_dead(*split_life(life_of(request.key))):
             self._child.slot.add(SlotWord.LATE_ROWS)
             return
+        if len(request.input_ids) % 4:
+            raise ValueError(f"{len(request.input_ids)} bytes of prompt ids are not whole ids")
         prefix: list[int] = []
         wants_start = False
         if isinstance(request, TokenizedGenerateReqInput):

@@ -43,7 +43,7 @@ from sglmt.http.routes import all_routes
 from sglmt.http.server import HttpServer
 from sglmt.http.streams import Flusher
 from sglmt.ipc.addresses import CONTROL_SOCKET, http_worker_ipc
-from sglmt.ipc.state_page import HeaderWord, Phase, SlotWord
+from sglmt.ipc.state_page import HeaderWord, Phase, Slot, SlotWord
 from sglmt.messages.frame import Role
 from sglmt.messages.sampling import FinishReason, TokenLogprobs
 from sglmt.messages.to_detokenizer import BatchEmbeddingOutput
@@ -66,6 +66,8 @@ from sglmt.workers.preloaded import Preloaded, take_or_load
 TICK_S = 0.05
 BUSY_TICK_S = 0.002  # while something is kept back for the next hop
 PROBE_PATIENCE_S = 2.0
+SILENT_NS = 500_000_000  # a worker without a heartbeat for so long takes no connections: nobody waits for it
+RECENT_NS = 1_000_000_000
 QUIET_S = 1.0  # a worker that leaves alone closes connections on which no request has come for so long
 
 
@@ -96,6 +98,8 @@ class TokenizerWorker:
             tokenizer.is_special,
         )
         self._worker_slots = [child.slot]
+        self._accepted_before: dict[tuple[int, int], int] = {}
+        self._accepts_since_ns = 0
         self._stopping = asyncio.Event()
         self._control = ControlFollower(child, self._apply_control)
         self.frontend.confirm_control(self._control.state.version)
@@ -125,6 +129,7 @@ class TokenizerWorker:
             connection_counts=lambda: [slot[SlotWord.CONNECTIONS] for slot in self._worker_slots],
             count_changed=self._count_connections,
             count_refusal=app.count_refusal,
+            recent_accepts=self._recent_accepts,
             tls=tls,
         )
         loop.add_reader(self._inbox.fd, self._drain_inbox)
@@ -176,7 +181,30 @@ class TokenizerWorker:
         slot[SlotWord.ENCODED_TOKENS] = self.encode_cache.encoded_tokens
         slot[SlotWord.REUSED_TOKENS] = self.encode_cache.reused_tokens
         slot[SlotWord.DROPPED_MESSAGES] = self.frontend.dropped
-        self._worker_slots = self._child.page.serving_slots(Role.TOKENIZER_WORKER)
+        self._look_at_other_workers(slot[SlotWord.HEARTBEAT_NS])
+
+    def _look_at_other_workers(self, now_ns: int) -> None:
+        """Among whom connections are shared: those that serve and whose loops turn."""
+        self._worker_slots = [
+            slot
+            for slot in self._child.page.serving_slots(Role.TOKENIZER_WORKER)
+            if now_ns - slot[SlotWord.HEARTBEAT_NS] < SILENT_NS
+        ]
+        if now_ns - self._accepts_since_ns >= RECENT_NS:
+            self._accepts_since_ns = now_ns
+            self._accepted_before = {}
+        for slot in self._worker_slots:
+            self._accepted_before.setdefault(_life_of(slot), slot[SlotWord.CONNECTIONS_TOTAL])
+
+    def _recent_accepts(self) -> tuple[int, float]:
+        """(this worker's, mean of all) accepted connections in the last moments."""
+        before, own, total = self._accepted_before, 0, 0
+        for slot in self._worker_slots:
+            recent = slot[SlotWord.CONNECTIONS_TOTAL] - before.get(_life_of(slot), 0)
+            total += recent
+            if slot.number == self._child.slot.number:
+                own = recent
+        return own, total / max(1, len(self._worker_slots))
 
     def _apply_control(self, before: ControlState, after: ControlState) -> None:
         """Confirm on the data path; adapters are names of models here."""
@@ -368,6 +396,11 @@ class TokenizerWorker:
             return False
         finally:
             self.frontend.cancel([request])
+
+
+def _life_of(slot: Slot) -> tuple[int, int]:
+    """Slots are used again."""
+    return slot.number, slot[SlotWord.GENERATION]
 
 
 class _ProbeSink:

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -26,6 +27,8 @@ import sglmt.workers.router
 import sglmt.workers.scheduler
 import sglmt.workers.tokenizer_worker  # noqa: F401 - imported for the children
 from sglmt.errors import ExitCode, SglmtError
+from sglmt.ipc.bootstrap import Bootstrap
+from sglmt.ipc.state_page import SlotWord, StatePage
 from sglmt.ipc.zygote_protocol import (
     MAX_DESCRIPTORS,
     MAX_PACKET_BYTES,
@@ -42,6 +45,7 @@ from sglmt.workers.preloaded import Preloaded, preload
 
 _PR_SET_PDEATHSIG = 1
 _ADOPTED_WITHIN_S = 5.0
+_EXPECTED_WITHIN_S = 5.0
 
 
 class Zygote:
@@ -117,6 +121,8 @@ class Zygote:
                 listen_fd=listen_fd[0] if listen_fd else None,
             )
             _wait_for_adoption(self._supervisor_pid)
+            if not _is_expected(bootstrap):
+                os._exit(ExitCode.CHILD_DEATH)
             status = run_child(bootstrap, self._preloaded)
             sys.stdout.flush()
             sys.stderr.flush()
@@ -131,6 +137,22 @@ def _wait_for_adoption(supervisor_pid: int) -> None:
     until_s = time.monotonic() + _ADOPTED_WITHIN_S
     while os.getppid() != supervisor_pid and time.monotonic() < until_s:
         time.sleep(0.0005)
+
+
+def _is_expected(bootstrap: Bootstrap) -> bool:
+    """Whether the supervisor has taken this process for the life it asked for. It writes the pid into the slot when
+    it has our answer; when it gave up waiting for it, another process is that life already."""
+    page = StatePage.open(Path(bootstrap.state_page), bootstrap.instance_id)
+    try:
+        slot, until_s = page.slot(bootstrap.slot), time.monotonic() + _EXPECTED_WITHIN_S
+        while slot[SlotWord.PID] != os.getpid():
+            taken = slot[SlotWord.PID] != 0 or slot[SlotWord.GENERATION] != bootstrap.generation
+            if taken or os.getppid() != bootstrap.supervisor_pid or time.monotonic() > until_s:
+                return False
+            time.sleep(0.0005)
+        return True
+    finally:
+        page.close()
 
 
 def main() -> None:

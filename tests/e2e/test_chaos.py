@@ -33,6 +33,6 @@ def test_thirty_seconds_of_killed_and_stopped_processes() -> None:
 
 @pytest.mark.timeout(120)
 def test_killed_workers_cost_exactly_their_own_requests() -> None:
-    report = chaos("--seconds", "8", "--streams", "32", "--kill-workers", "--step-ms", "10")
+    report = chaos("--seconds", "10", "--streams", "32", "--kill-workers", "--step-ms", "10")
     assert 0 < report["cut_by_worker_kills"] <= report["held_by_killed_workers"]
     assert (report["errors"], report["hangs"]) == (0, 0)

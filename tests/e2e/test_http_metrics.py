@@ -19,12 +19,18 @@ REQUESTS = 100
 TOKENS = 4
 
 
-def ask(instance: Instance, number: int) -> int:
+def ask(client: httpx.Client, number: int) -> int:
     """One of the generation routes, on a fresh connection."""
     if number % 2:
-        return post(instance, "/v1/completions", prompt="hello", max_tokens=TOKENS, ignore_eos=True).status_code
+        body = {"prompt": "hello", "max_tokens": TOKENS, "ignore_eos": True}
+        return client.post("/v1/completions", json=body).status_code
     sampling = {"max_new_tokens": TOKENS, "ignore_eos": True}
-    return post(instance, "/generate", text="hello", sampling_params=sampling, stream=True).status_code
+    return client.post("/generate", json={"text": "hello", "sampling_params": sampling, "stream": True}).status_code
+
+
+def client_of(instance: Instance) -> httpx.Client:
+    """It keeps no connection, so that every worker gets some."""
+    return httpx.Client(base_url=instance.url, limits=httpx.Limits(max_keepalive_connections=0), timeout=20)
 
 
 def ended(series: Series) -> float:
@@ -37,8 +43,8 @@ def test_four_workers_tell_one_truth(instance: Instance) -> None:
     before = scrape(instance)
     assert ended(before) == 0
     assert value(before, "sglmt_generated_tokens_total") == 0
-    with ThreadPoolExecutor(8) as pool:
-        assert set(pool.map(lambda number: ask(instance, number), range(REQUESTS))) == {200}
+    with ThreadPoolExecutor(8) as pool, client_of(instance) as client:
+        assert set(pool.map(lambda number: ask(client, number), range(REQUESTS))) == {200}
     after = scrape(instance)
     assert ended(after) == REQUESTS
     assert value(after, "sglmt_generated_tokens_total") == REQUESTS * TOKENS
@@ -76,8 +82,8 @@ def test_counters_survive_killed_workers(instance: Instance) -> None:
     done = 0
     last = scrape(instance)
     for kills in range(1, 5):
-        for number in range(6):
-            done += ask(instance, number) == 200
+        with client_of(instance) as client:
+            done += sum(ask(client, number) == 200 for number in range(6))
         victim = next(row for row in look(instance).processes if row.role == "tokenizer_worker" and row.pid)
         assert victim.pid is not None
         os.kill(victim.pid, signal.SIGKILL)

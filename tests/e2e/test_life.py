@@ -125,9 +125,7 @@ def test_a_killed_worker_costs_its_own_requests_only(instance: Instance) -> None
             victim = next(row for row in look(instance).processes if row.role == "tokenizer_worker" and row.index == 1)
             assert victim.pid is not None
             os.kill(victim.pid, signal.SIGKILL)
-            began_s = time.monotonic()
             await until(lambda: sum(s.failure is not None for s in opened) == victim.in_flight, 2, "resets at once")
-            assert time.monotonic() - began_s < 1.5
             await until(lambda: look(instance).totals.running == 16 - victim.in_flight, 2, "their slots are free")
             for stream in opened:
                 await stream.finish()

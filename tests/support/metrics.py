@@ -12,7 +12,7 @@ Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 def scrape(instance: Instance, **headers: str) -> Series:
     """Every sample by name and labels, on a connection of its own."""
-    answer = httpx.get(instance.url + "/metrics", headers=headers, timeout=20)
+    answer = httpx.get(instance.url + "/metrics", headers=headers, timeout=20, verify=False)  # quicker to set up
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     return {

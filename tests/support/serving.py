@@ -15,7 +15,6 @@ import httpx
 import psutil
 
 from sglmt.control.instances import ask_status, find_one
-from sglmt.ipc.process_identity import pid_namespace
 from sglmt.status.snapshot import InstanceSnapshot
 from tests.support.instance import Instance
 
@@ -26,8 +25,9 @@ POLL_EVERY_S = 0.02
 
 def look(instance: Instance) -> InstanceSnapshot:
     """The snapshot straight from the control socket: quick enough for conditions that are asked for often."""
-    assert pid_namespace()
-    return ask_status(find_one(instance.name, str(instance.runtime_dir)), time.monotonic() + 5.0)
+    snapshot = ask_status(find_one(instance.name, str(instance.runtime_dir)), time.monotonic() + 5.0)
+    assert snapshot.processes, f"{instance.name} is {snapshot.state}: {snapshot.reason}"
+    return snapshot
 
 
 def busy(instance: Instance) -> dict[str, int]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from sglmt.bench.bench import Bench, Load
-from sglmt.bench.cpu import cpu_by_role, pss_by_role, reaped_children_cpu_s
+from sglmt.bench.cpu import cpu_by_role, pss_by_role, reaped_children_cpu_s, spent
 from sglmt.bench.figures import Result, at_most
 from sglmt.bench.scenarios.streaming import API_PATHS, streaming_body
 from sglmt.bench.server import Server, has_verb
@@ -25,6 +25,7 @@ def scenarios() -> dict[str, Callable[[Bench, str], Result]]:
     return {
         "start-8": measure_start,
         "memory-8": measure_memory,
+        "idle": measure_idle,
         "restart-worker": measure_restart,
         "scale-1-8": measure_scale,
     }
@@ -76,6 +77,23 @@ def measure_memory(bench: Bench, name: str) -> Result:
             result.add("pss_before_load", "MB", sum(idle.values()) / MEGABYTE)
             for role, size in loaded.items():
                 result.add(f"pss_{role}", "MB", size / MEGABYTE)
+    return result
+
+
+def measure_idle(bench: Bench, name: str) -> Result:
+    """CPU of an instance nobody uses, as a share of one core."""
+    window_s = bench.scaled(5, 2)
+    result = Result(name, {"workers": 2, "window_s": window_s})
+    with Server(bench.runtime_dir, "--workers", "2") as server:
+        processes = server.processes()
+        for _ in range(bench.repeats):
+            before, began_s = cpu_by_role(processes), time.monotonic()
+            time.sleep(window_s)
+            elapsed_s = time.monotonic() - began_s
+            cpu_s = spent(before, cpu_by_role(processes))
+            result.add("cpu_all", "% of a core", 100 * sum(cpu_s.values()) / elapsed_s)
+            for role, seconds in cpu_s.items():
+                result.add(f"cpu_{role}", "% of a core", 100 * seconds / elapsed_s)
     return result
 
 

@@ -49,14 +49,13 @@ PACED = {
     "paced-1024": Paced(1024, bars=Bars(tokens_per_s=at_least(45_000), times_floor=at_most(1.05))),
     "paced-256-chat": Paced(256, "chat"),
     "paced-256-generate": Paced(256, "generate"),
-    "paced-256-8-workers": Paced(256, workers=8),
 }
 
 
 def scenarios() -> dict[str, Callable[[Bench, str], Result]]:
     """Name → how it is measured."""
     paced = {name: partial(measure_paced, scenario=scenario) for name, scenario in PACED.items()}
-    return {**paced, "free-256": measure_free}
+    return {**paced, "paced-256-8-workers": measure_more_workers, "free-256": measure_free}
 
 
 def streaming_body(api: str, tokens: int) -> dict[str, Any]:
@@ -118,6 +117,32 @@ def add_cpu_by_role(result: Result, measured: Measured, tokens: int) -> None:
     """One figure a role, microseconds a token."""
     for role, seconds in measured.cpu_s.items():
         result.add(f"cpu_{role}", "µs/token", 1e6 * seconds / tokens)
+
+
+def measure_more_workers(bench: Bench, name: str) -> Result:
+    """The same load on 2 and on 8 workers, in turns: what do processes cost that are not needed?"""
+    streams, tokens = 256, 128
+    requests = streams * bench.scaled(4, 1)
+    result = Result(name, {"streams": streams, "workers": "2 and 8", "step_ms": STEP_S * 1000, "requests": requests})
+    load = Load(API_PATHS["completions"], bench.bodies(name, [streaming_body("completions", tokens)]), streams,
+                requests, stream=True)  # fmt: skip
+    measured: list[Measured] = []
+    with (
+        Server(bench.runtime_dir, "--workers", "2", "--max-running-requests", "4096") as few,
+        Server(bench.runtime_dir, "--workers", "8", "--max-running-requests", "4096") as many,
+    ):
+        of_few, of_many = few.processes(), many.processes()
+        for repeat in range(bench.repeats):
+            bench.say(f"{name}: repeat {repeat + 1} of {bench.repeats}")
+            two = bench.measure(of_few, few.port, load)
+            eight = bench.measure(of_many, many.port, load)
+            measured += [two, eight]
+            result.add("cpu_2_workers", "µs/token", 1e6 * two.total_cpu_s / (requests * tokens))
+            result.add("cpu_8_workers", "µs/token", 1e6 * eight.total_cpu_s / (requests * tokens))
+            result.add("times_2_workers", "×", eight.total_cpu_s / two.total_cpu_s, at_most(1.10))
+            result.add("tokens_8_workers", "tok/s", requests * tokens / eight.report.wall_s)
+    note_noise(result, measured)
+    return result
 
 
 def measure_free(bench: Bench, name: str) -> Result:

@@ -14,7 +14,7 @@ from sglmt.http.formatting import ChoiceResult, ChoiceUsage, FormatContext, enco
 from sglmt.http.openai.chat_format import ChatFormatter
 from sglmt.http.openai.logprobs import chat_logprobs
 from sglmt.http.openai.usage import failure_event
-from sglmt.http.output.message import Message, MessageParser, OutputPlan, whole_message
+from sglmt.http.output.message import Message, MessageParser, OutputPlan, parse_whole
 from sglmt.http.output.pieces import CallArguments, CallStart, Piece, Reasoning, Text
 from sglmt.messages.sampling import FinishReason, TokenLogprobs
 
@@ -104,7 +104,7 @@ class ParsedChatFormatter(ChatFormatter):
     def _whole_choice(self, result: ChoiceResult) -> dict[str, Any]:
         state = self._choices[result.index_in_prompt]
         state.count(result.token_ids)
-        message = whole_message([*state.parser.feed(result.text), *state.parser.close()])
+        message = parse_whole(state.parser, result.text)
         self._add_usage(result.index_in_prompt, result.usage)
         return {
             "index": result.index_in_prompt,

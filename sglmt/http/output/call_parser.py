@@ -90,7 +90,7 @@ class CallParser(abc.ABC):
     def _skip_space(self) -> Generator[None, None, str]:
         """Read white space; returns the character behind it, "" at the end."""
         while (char := (yield from self._peek())) and char in _SPACE:
-            self._take(1)
+            self._take(len(self._text) - len(self._text.lstrip(_SPACE)))
         return char
 
     def _accept(self, mark: str) -> Generator[None, None, bool]:

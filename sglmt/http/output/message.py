@@ -19,6 +19,8 @@ from sglmt.http.output.pieces import (
 from sglmt.http.output.reasoning import ReasoningSplitter, thinks_at_once
 from sglmt.http.output.rules import OutputRules
 
+PORTION_CHARS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
@@ -65,6 +67,14 @@ class MessageParser:
         for piece in pieces:
             out += self._calls.feed(piece.text) if isinstance(piece, Text) else [piece]
         return merged(out)
+
+
+def parse_whole(parser: MessageParser, text: str) -> Message:
+    """One whole answer; fed in portions, so that taking it apart stays linear in its length."""
+    pieces: list[Piece] = []
+    for at in range(0, len(text), PORTION_CHARS):
+        pieces += parser.feed(text[at : at + PORTION_CHARS])
+    return whole_message(pieces + parser.close())
 
 
 @dataclass(slots=True)

@@ -51,9 +51,7 @@ def judge(
         ((0, 0), (1, 1, 0, 1), False, Judgement(GAP)),
     ],
 )
-def test_table(
-    have: tuple[int, int], row: tuple[int, int, int, int], finishes: bool, expected: Judgement
-) -> None:
+def test_table(have: tuple[int, int], row: tuple[int, int, int, int], finishes: bool, expected: Judgement) -> None:
     assert judge(have, row, finishes=finishes) == expected
 
 

@@ -195,14 +195,19 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     path.mkdir()
     mount = shutil.which("mount")
     size = f"size={SEGMENT_BYTES // 2}"
-    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", size, "none", path], capture_output=True).returncode:
+    if (
+        mount is None
+        or subprocess.run([mount, "-t", "tmpfs", "-o", size, "none", path], capture_output=True).returncode
+    ):
         pytest.skip("no file system can be mounted here")
     yield path
     subprocess.run(["umount", path], check=True)
 
 
 def test_a_full_disk_is_an_error_with_sizes_and_leaves_nothing(tiny_disk: Path) -> None:
-    with pytest.raises(ResourceError, match=rf"No space left on device; {SEGMENT_BYTES} bytes are needed, \d+ are free"):
+    with pytest.raises(
+        ResourceError, match=rf"No space left on device; {SEGMENT_BYTES} bytes are needed, \d+ are free"
+    ):
         Segment.create(INSTANCE, own_identity(), tiny_disk)
     assert list(tiny_disk.iterdir()) == []
 

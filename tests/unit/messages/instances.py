@@ -88,7 +88,9 @@ def random_column(rng: Random, kind: ColumnKind, hint: Any, rows: int) -> Any:
         return pack(kind.code, rng.choices(_NUMBERS[kind.code], k=rows))
     if isinstance(kind, Ragged):
         most = rng.choice((1, 4))  # one a row is written down in another way
-        return pack_ragged(kind.code, [rng.choices(_NUMBERS[kind.code], k=rng.randrange(most) + (most == 1)) for _ in range(rows)])
+        return pack_ragged(
+            kind.code, [rng.choices(_NUMBERS[kind.code], k=rng.randrange(most) + (most == 1)) for _ in range(rows)]
+        )
     if isinstance(kind, Objects):
         return [random_value(rng, _inner(hint, list)) for _ in range(rows)]
     if isinstance(kind, Sparse):

@@ -78,9 +78,7 @@ def test_fields_of_a_newer_peer_are_ignored(cls: type, data: st.DataObject) -> N
 def test_fields_an_older_peer_does_not_send_have_their_default(cls: type, data: st.DataObject) -> None:
     message = data.draw(instances(cls))
     required = {
-        field.encode_name: getattr(message, field.name)
-        for field in msgspec.structs.fields(cls)
-        if field.required
+        field.encode_name: getattr(message, field.name) for field in msgspec.structs.fields(cls) if field.required
     }
     older = decoded(bytes(WRITER.frame(kind_of(message), Scope.PEER, required)))
     for field in msgspec.structs.fields(cls):

@@ -92,6 +92,9 @@ def test_a_death_changes_gauges_and_no_counter(page: StatePage) -> None:
         slot.add(SlotWord.TTFT_SUM_US, 900)
     before = scrape(page)
     table.release(doomed)
+    dead = scrape(page)
+    assert [key for key in dead if key[0].endswith(("_total", "_bucket", "_sum")) and dead[key] != before[key]] == []
+    assert value(dead, "sglmt_processes_up", role="tokenizer_worker") == 1
     table.count_restarts(Role.TOKENIZER_WORKER, 1)
     worker(table, 0, 2).add(route_word("/generate", Outcome.OK))
     after = scrape(page)
