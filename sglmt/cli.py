@@ -74,6 +74,7 @@ INT (Ctrl-C), TERM   stop: finish running requests, at most
                      --drain-timeout seconds, then end
 a second INT, TERM   stop now
 HUP                  `sglmt reload`; when the terminal went away: stop
+USR1                 open the log files anew, after they were moved
 TTIN, TTOU           one worker more, one less""",
         ),
         (
@@ -106,7 +107,7 @@ sglmt launch --engine simulator --check  what would be started""",
 )  # fmt: skip
 @click.option(
     "--log-file", cls=GroupedOption, metavar="FILE", type=click.Path(),
-    help="Append the log to this file. Default: standard output; with --detach RUN_DIR/log.",
+    help="Append the log to this file, which others rotate. Default: standard output; with --detach RUN_DIR/log.",
 )  # fmt: skip
 def launch(
     config: str | None, detach: bool, check: bool, live: bool | None, log_file: str | None, **options: Any
@@ -230,14 +231,27 @@ for _verb in (scale, restart, reload, drain, bench):
 @click.argument("source", required=False, metavar="[ROLE:INDEX]")
 @click.option("--follow", "-f", is_flag=True, help="Go on with new lines until the instance ends.")
 @click.option("--lines", "-n", type=click.IntRange(0), default=2000, show_default=True, help="Last lines to show.")
+@click.option("--since", metavar="TIME", help="Only lines since then: 30s, 10m, 2h, 14:30, 2026-11-29T14:30:00.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @click.option("--name", shell_complete=_complete_names, help="Which instance, when several run.")
 @_runtime_dir_option
-def logs(source: str | None, follow: bool, lines: int, name: str | None, runtime_dir: str | None) -> None:
-    """Show the last log lines of an instance, of all its processes or of one: `tokenizer_worker:0`, `scheduler`."""
-    from sglmt.control.instances import find_one
-    from sglmt.control.reading import log_lines
+def logs(
+    source: str | None, follow: bool, lines: int, since: str | None, as_json: bool, name: str | None,
+    runtime_dir: str | None,
+) -> None:  # fmt: skip
+    """Show the last log lines of an instance, of all its processes or of one: `tokenizer_worker:0`, `scheduler`.
 
-    for line in log_lines(find_one(name, runtime_dir), source, lines, follow):
+    They come from the supervisor's memory, which keeps the last 2000; older ones are in the log file.
+    """
+    from sglmt.control.instances import find_one
+    from sglmt.control.reading import LogQuery, log_lines, parse_since
+
+    try:
+        since_unix_s = parse_since(since, time.time()) if since is not None else None
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--since") from None
+    query = LogQuery(source=source, lines=lines, since_unix_s=since_unix_s, follow=follow, as_json=as_json)
+    for line in log_lines(find_one(name, runtime_dir), query):
         click.echo(line)
 
 

@@ -181,6 +181,17 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Flag("Least severe line that is logged.")] = (
         "info"
     )
+    log_format: Annotated[
+        Literal["text", "json"], Flag("Format of the log: lines for people, or one JSON object a line.")
+    ] = "text"
+    log_dir: Annotated[
+        str | None, Flag("Directory for a log file NAME.log, besides standard output; it is rotated.")
+    ] = None
+    log_max_bytes: Annotated[
+        int,
+        Flag("Size at which a log file in --log-dir, or of --detach, is rotated.", minimum=65536, maximum=2**40),
+    ] = 16 * 1024 * 1024
+    log_keep: Annotated[int, Flag("Rotated log files that are kept.", minimum=0, maximum=1000)] = 3
     runtime_dir: Annotated[
         str | None,
         Flag("Directory for the run directories. Default: $XDG_RUNTIME_DIR/sglmt or the temp dir."),

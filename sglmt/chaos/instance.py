@@ -69,6 +69,17 @@ class ChaosInstance:
         """Rows of one role."""
         return [row for row in self.snapshot().processes if row.role == role]
 
+    @property
+    def run_dir(self) -> Path:
+        """Its run directory."""
+        assert self._found is not None
+        return self._found.path
+
+    def operate(self, command: Sequence[str]) -> tuple[int, str]:
+        """`sglmt COMMAND` on this instance: exit code and what it printed."""
+        done = self._run([command[0], "--name", NAME, "--runtime-dir", self._base.name, *command[1:]], LAUNCH_WITHIN_S)
+        return done.returncode, done.stdout + done.stderr
+
     def log_tail(self, lines: int) -> str:
         """The last lines of its log."""
         return self._run(["logs", "--name", NAME, "--runtime-dir", self._base.name, "-n", str(lines)], 10.0).stdout

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from sglmt.control.state import NO_ANSWER, ControlChange
+from sglmt.control.state import ControlChange
 from sglmt.http.app import Call, Handler
 from sglmt.http.errors import not_implemented
 from sglmt.http.limits import ModelLimits
 from sglmt.http.native.control import (
-    outcome_body,
+    outcome_answer,
     parse_continue,
     parse_flush,
     parse_load_adapter,
@@ -52,8 +52,8 @@ async def change(call: Call, parse: ChangeParser, within_s: float = CHANGE_WITHI
     confirm in time. The body names them."""
     asked = parse(await call.body(), call.service.limits)
     outcome = await call.service.change_control(asked, time.monotonic() + within_s)
-    status = 200 if not outcome.errors else 503 if NO_ANSWER in outcome.errors.values() else 409
-    await call.answer(outcome_body(outcome), status)
+    status, body = outcome_answer(outcome)
+    await call.answer(body, status)
 
 
 async def internal_state(call: Call) -> None:

@@ -26,6 +26,7 @@ ERROR_TYPES = {
     404: "not_found_error",
     405: "method_not_allowed_error",
     408: "timeout_error",
+    409: "conflict_error",
     413: "request_too_large_error",
     415: "unsupported_media_type_error",
     421: "misdirected_request_error",

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from array import array
 from collections.abc import Callable
 
-from sglmt.http.errors import ApiError, from_finish
+from sglmt.http.errors import ApiError, from_finish, internal_error
 from sglmt.http.formatting import SSE_KEEP_ALIVE, ChoiceResult, ChoiceUsage, Formatter
 from sglmt.http.server import Connection
 from sglmt.messages.sampling import FinishReason, TokenLogprobs
@@ -104,7 +105,10 @@ class StreamSink:
         """The headers are out: what was collected may be written."""
         self._open = True
         self.last_write_s = time.monotonic()
-        self._put(self._formatter.stream_start(), first=True)
+        try:
+            self._put(self._formatter.stream_start(), first=True)
+        except Exception:
+            self._fail_by_our_fault()
         self.flush()
 
     def admitted(self, request: LiveRequest) -> None:
@@ -118,9 +122,12 @@ class StreamSink:
     def row(self, request: LiveRequest, text: str, token_ids: array[int], logprobs: TokenLogprobs | None) -> None:
         if not self._open:
             self._note_admission(request.choice)
-        if request.input_logprobs is not None:
-            self._put(self._take_input_logprobs(request))
-        self._put(self._formatter.delta(request.choice, text, token_ids, logprobs))
+        try:
+            if request.input_logprobs is not None:
+                self._put(self._take_input_logprobs(request))
+            self._put(self._formatter.delta(request.choice, text, token_ids, logprobs))
+        except Exception:
+            self._fail_by_our_fault()
 
     def _take_input_logprobs(self, request: LiveRequest) -> bytes:
         input_logprobs, request.input_logprobs = request.input_logprobs, None
@@ -144,14 +151,22 @@ class StreamSink:
             self.failure = error
         if not self._open:
             self._note_admission(request.choice)
-        if request.input_logprobs is not None:
-            self._put(self._take_input_logprobs(request))
-        data = self._formatter.finish(request.choice, text, token_ids, logprobs, finish, usage_of(request))
-        self._remaining -= 1
-        if self._remaining:
-            self._put(data)
-        else:
-            self._end(data + self._formatter.stream_end())
+        try:
+            if request.input_logprobs is not None:
+                self._put(self._take_input_logprobs(request))
+            data = self._formatter.finish(request.choice, text, token_ids, logprobs, finish, usage_of(request))
+            self._remaining -= 1
+            if self._remaining:
+                self._put(data)
+            else:
+                self._end(data + self._formatter.stream_end())
+        except Exception:
+            self._fail_by_our_fault()
+
+    def _fail_by_our_fault(self) -> None:
+        """Writing this answer raised: that costs this request, nobody else's. Call while handling the exception."""
+        traceback.print_exc()
+        self.fail(internal_error())
 
     def fail(self, error: ApiError) -> None:
         """End the answer with an error: an HTTP error while the headers are not out, an event afterwards."""

@@ -2,8 +2,8 @@
 
 Two processes run this file. The command forks twice, so that the supervisor has a session of its own and no
 terminal, before it has any thread or event loop; then it waits on a pipe for one report. The supervisor writes
-its log to `<run directory>/log`, or to `--log-file`; what it says before there is a run directory goes to a
-nameless file that both processes hold, so that even a crash of the interpreter can be shown.
+its log to `<run directory>/log`, or to the file of `--log-file` or `--log-dir`; what it says before there is a run
+directory goes to a nameless file that both processes hold, so that even a crash of the interpreter can be shown.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from sglmt.errors import ExitCode
 from sglmt.ipc.process_identity import ProcessIdentity, identity_of
-from sglmt.launching.foreground import open_log_file
-from sglmt.launching.session import Ended, Session, SessionControl, run_supervisor
+from sglmt.launching.logging_setup import RUN_LOG, bounded_file, log_sink, named_file, writer_to
+from sglmt.launching.session import OUTPUT_WRITTEN_WITHIN_S, Ended, Session, SessionControl, run_supervisor
 from sglmt.server_args import ServerArgs
+from sglmt.supervisor.log_file import LogFile
 from sglmt.supervisor.logs import LineWriter, LogSink
 from sglmt.supervisor.supervisor import Supervisor
 
-LOG_FILE = "log"
 TAIL_LINES = 20
 TAIL_BYTES = 16 * 1024
 
@@ -56,15 +55,18 @@ def run_in_background(
 ) -> Outcome:
     """Start the supervisor in the background and wait for READY. Returns in the command only.
 
-    Ctrl-C, TERM and HUP while waiting stop the instance. Raises ResourceError for an unusable log file.
+    Ctrl-C, TERM and HUP while waiting stop the instance. Raises ConfigError or ResourceError for an unusable log file.
     """
-    log_fd = os.memfd_create("sglmt-early-log") if log_file is None else open_log_file(log_file)
+    file = named_file(args, log_file)
+    log_fd = os.memfd_create("sglmt-early-log") if file is None else file.fd
     report_fd, write_fd = os.pipe()
     middle = os.fork()
     if middle == 0:
         os.close(report_fd)
         _become_daemon(log_fd)
-        _supervise(args, warnings, write_fd, log_file is None, reread)
+        if file is None:
+            os.close(log_fd)
+        _supervise(args, warnings, write_fd, file, reread)
     os.close(write_fd)
     os.waitpid(middle, 0)
     try:
@@ -84,14 +86,13 @@ def _become_daemon(log_fd: int) -> None:
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)
     os.close(null_fd)
-    os.close(log_fd)
 
 
 def _supervise(
     args: ServerArgs,
     warnings: list[str],
     report_fd: int,
-    early_log: bool,
+    file: LogFile | None,
     reread: Callable[[], ServerArgs] | None,
 ) -> None:
     """The daemon's life. Never returns: what called us belongs to the command."""
@@ -99,7 +100,7 @@ def _supervise(
     reporter = _Reporter(report_fd)
     try:
         reporter.send(Report(event="started", pid=os.getpid()))
-        ended = _run(args, warnings, reporter, early_log, reread)
+        ended = _run(args, warnings, reporter, file, reread)
         code = ended.exit_code
         reporter.send(Report(event="failed", message=ended.failure or "stopped before it was ready", exit_code=code))
     except BaseException as error:  # the last frame of this process: whatever it was is told and logged
@@ -113,11 +114,14 @@ def _run(
     args: ServerArgs,
     warnings: list[str],
     reporter: _Reporter,
-    early_log: bool,
+    file: LogFile | None,
     reread: Callable[[], ServerArgs] | None,
 ) -> Ended:
-    sink = LogSink(args.log_level)
-    session = _BackgroundSession(args, sink, LineWriter(1), early_log)
+    if file is not None:
+        file.follow(1, 2)
+    writer = writer_to(1 if file is None else file, args)
+    sink = log_sink(args)
+    session = _BackgroundSession(args, sink, writer, early_log=file is None)
     for warning in warnings:
         sink.log("warning", "supervisor", warning)
     return run_supervisor(args, session, sink, lambda url: reporter.send(Report(event="ready", url=url)), reread)
@@ -133,23 +137,18 @@ class _BackgroundSession(Session):
     def control(self, instance: Supervisor) -> SessionControl:
         """As for any session; the log moves first, so that it holds everything from here on."""
         if self._early_log:
-            move_output(instance.run_dir / LOG_FILE)
+            self._writer.flush(time.monotonic() + OUTPUT_WRITTEN_WITHIN_S)
+            file = bounded_file(instance.run_dir / RUN_LOG, self._args)
+            copy_output(file)
+            file.follow(1, 2)
+            self._writer.redirect(file)
         return super().control(instance)
 
 
-def move_output(path: Path) -> None:
-    """Copy what stdout (a file) holds so far to `path` and continue there, stderr too."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    size = os.fstat(1).st_size
-    early = os.open("/proc/self/fd/1", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):
-            os.sendfile(fd, early, 0, size)
-        os.dup2(fd, 1)
-        os.dup2(fd, 2)
-    finally:
-        os.close(early)
-        os.close(fd)
+def copy_output(file: LogFile) -> None:
+    """Copy what stdout (a file) holds so far into `file`."""
+    with open("/proc/self/fd/1", "rb") as early:
+        file.write(early.read())
 
 
 class _Reporter:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
+from sglmt.launching.logging_setup import log_sink, named_file, writer_to
 from sglmt.launching.session import Ended, Session, run_supervisor
 from sglmt.server_args import ServerArgs
-from sglmt.supervisor.logs import LineWriter, LogSink
 
 STDOUT_FD = 1
 
@@ -30,22 +30,17 @@ def run_in_foreground(
     log_file: str | None,
     reread: Callable[[], ServerArgs] | None = None,
 ) -> Ended:
-    """Run until stopped. `reread` gives the configuration from its sources again, for reloads."""
-    fd = STDOUT_FD if log_file is None else open_log_file(log_file)
-    shows_live = log_file is None and wants_live_view(live, os.environ, os.isatty(STDOUT_FD))
-    writer = LineWriter(fd)
-    sink = LogSink(args.log_level)
-    session = Session(args, sink, writer, shows_live)
+    """Run until stopped. `reread` gives the configuration from its sources again, for reloads.
+
+    Raises ConfigError or ResourceError for a log file that cannot be used.
+    """
+    file = named_file(args, log_file)
+    if log_file is not None or (live is None and args.log_format == "json"):
+        live = False
+    instead, beside = (file, None) if log_file is not None else (None, file)
+    writer = writer_to(STDOUT_FD if instead is None else instead, args)
+    sink = log_sink(args, None if beside is None else writer_to(beside, args))
+    session = Session(args, sink, writer, wants_live_view(live, os.environ, os.isatty(STDOUT_FD)))
     for warning in warnings:
         sink.log("warning", "supervisor", warning)
     return run_supervisor(args, session, sink, on_ready=lambda _url: None, reread=reread)
-
-
-def open_log_file(path: str) -> int:
-    """A descriptor that appends to `path`, mode 0600. Raises ResourceError."""
-    from sglmt.errors import ResourceError
-
-    try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ResourceError(f"--log-file {path!r}: cannot be opened: {error.strerror}") from error

@@ -117,7 +117,7 @@ class Session:
         self._sink.use_writer(self._writer)
         if self._server is None or not self._server.subscriptions:
             for line in self._sink.recent():
-                self._writer.write(line.render())
+                self._writer.write(self._sink.render(line))
         self._wants_live = False
 
     async def close_live(self) -> None:
@@ -129,7 +129,9 @@ class Session:
         """Write what is left of the log."""
         if self._wants_live:  # it never came to a live view
             self._live_ended()
-        self._writer.close(time.monotonic() + OUTPUT_WRITTEN_WITHIN_S)
+        deadline_s = time.monotonic() + OUTPUT_WRITTEN_WITHIN_S
+        self._sink.close(deadline_s)
+        self._writer.close(deadline_s)
 
 
 class Digest:
@@ -195,7 +197,7 @@ def run_supervisor(
         on_ready(supervisor.url)
 
     supervisor: Supervisor = Supervisor(
-        args, log=sink.log, on_ready=ready, control_factory=session.control, reread=reread
+        args, log=sink.log, on_ready=ready, control_factory=session.control, reread=reread, reopen_logs=sink.reopen
     )
     try:
         code = asyncio.run(supervisor.run())

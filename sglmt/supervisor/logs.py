@@ -97,11 +97,41 @@ class LineAssembler:
         return [rest] if rest else []
 
 
-class LineWriter:
-    """Writes lines to a descriptor from a thread of its own. Bounded: what does not fit is dropped, counted."""
+class Descriptor:
+    """Where lines go: an open descriptor, not owned. After a line that was cut off the next one begins anew."""
 
-    def __init__(self, fd: int, max_bytes: int = WRITER_BUFFER_BYTES) -> None:
-        self._fd = fd
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._torn = False
+
+    def write(self, data: bytes) -> int:
+        """Write whole lines, waiting as long as it takes; the number of lines that were lost (nobody reads, or the
+        disk is full)."""
+        begun = len(b"\n") if self._torn else 0
+        data = b"\n" * begun + data
+        written = _write_all(self.fd, data)
+        if written:
+            self._torn = not data[:written].endswith(b"\n")
+        return data.count(b"\n", max(written, begun))
+
+    def reopen(self) -> str | None:
+        """Nothing to open. What went wrong, else None."""
+        return None
+
+
+class LineWriter:
+    """Writes lines from a thread of its own. Bounded: what does not fit is dropped, counted, and told."""
+
+    def __init__(
+        self,
+        target: int | Descriptor,
+        max_bytes: int = WRITER_BUFFER_BYTES,
+        notice: Callable[[str], str] = "[{}]".format,
+    ) -> None:
+        """`target` is a descriptor number or what stands for one; `notice` words a remark about the log itself."""
+        self._target = Descriptor(target) if isinstance(target, int) else target
+        self._notice = notice
+        self._wants_reopen = False
         self._max_bytes = max_bytes
         self._lines: deque[bytes] = deque()
         self._bytes = 0
@@ -121,27 +151,35 @@ class LineWriter:
                 self._overflowed += 1
                 return
             if self._overflowed:
-                notice = f"[{self._overflowed} lines were dropped: nobody read them in time]\n".encode()
-                self._lines.append(notice)
-                self._bytes += len(notice)
+                self._add(self._line(f"{self._overflowed} lines were dropped: they could not be written in time"))
                 self._overflowed = 0
-            if self._thread is None:  # started late: nothing may have a thread before the fork into background
-                self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
-                self._thread.start()
-            self._lines.append(data)
-            self._bytes += len(data)
-            self._changed.notify_all()
+            self._add(data)
 
-    def redirect(self, fd: int) -> None:
+    def _add(self, data: bytes) -> None:
+        if self._thread is None:  # started late: nothing may have a thread before the fork into background
+            self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+            self._thread.start()
+        self._lines.append(data)
+        self._bytes += len(data)
+        self._changed.notify_all()
+
+    def _line(self, remark: str) -> bytes:
+        return self._notice(remark).encode("utf-8", errors="replace") + b"\n"
+
+    def redirect(self, target: int | Descriptor) -> None:
         """Write to another descriptor from the next line on."""
         with self._changed:
-            self._fd = fd
+            self._target = Descriptor(target) if isinstance(target, int) else target
 
-    def close(self, deadline_s: float) -> bool:
-        """Take no more, wait until all is written or the deadline (monotonic) passes. True: all written."""
+    def reopen(self) -> None:
+        """Open the file anew before the next line."""
         with self._changed:
-            self._closing = True
+            self._wants_reopen = True
             self._changed.notify_all()
+
+    def flush(self, deadline_s: float) -> bool:
+        """Wait until all is written or the deadline (monotonic) passes. True: all written."""
+        with self._changed:
             while self._lines or self._busy:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
@@ -149,44 +187,66 @@ class LineWriter:
                 self._changed.wait(left_s)
         return True
 
+    def close(self, deadline_s: float) -> bool:
+        """Take no more, wait until all is written or the deadline (monotonic) passes. True: all written."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        return self.flush(deadline_s)
+
     def _run(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # signals belong to the main thread
         while True:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
-                while not self._lines:
+                while not (self._lines or self._wants_reopen):
                     if self._closing:
                         return
                     self._changed.wait()
-                batch, count = b"".join(self._lines), len(self._lines)
+                batch = b"".join(self._lines)
                 self._lines.clear()
                 self._bytes = 0
                 self._busy = True
-                fd = self._fd
-            if not _write_all(fd, batch):
+                target, reopen = self._target, self._wants_reopen
+                self._wants_reopen = False
+            problem = target.reopen() if reopen else None
+            if problem is not None:
+                batch = self._line(problem) + batch
+            lost = target.write(batch) if batch else 0
+            if lost:
                 with self._changed:
-                    self.dropped += count
+                    self.dropped += lost
+                    self._overflowed += lost
 
 
-def _write_all(fd: int, data: bytes) -> bool:
-    """Write everything, waiting as long as it takes. False when nobody reads or the disk is full."""
-    view = memoryview(data)
-    while view:
+def _write_all(fd: int, data: bytes) -> int:
+    """Write everything, waiting as long as it takes; how many bytes went before nobody read or the disk was full."""
+    written = 0
+    while written < len(data):
         try:
-            view = view[os.write(fd, view) :]
+            written += os.write(fd, memoryview(data)[written:])
         except BlockingIOError:  # somebody else made the shared descriptor non-blocking
             time.sleep(0.05)
         except OSError:
-            return False
-    return True
+            break
+    return written
 
 
 class LogSink:
     """Where the lines of one instance go. Called on the supervisor's thread only."""
 
-    def __init__(self, level: str, writer: LineWriter | None = None) -> None:
+    def __init__(
+        self,
+        level: str,
+        writer: LineWriter | None = None,
+        render: Callable[[LogLine], str] = LogLine.render,
+        file: LineWriter | None = None,
+    ) -> None:
+        """`writer` may be changed while it runs; `file` gets every line besides. `render` is how lines look in both."""
         self._threshold = LEVELS[level]
+        self.render = render
+        self._file = file
         self._ring: deque[LogLine] = deque(maxlen=RING_LINES)
         self._ring_bytes = 0
         self._subscribers: list[Callable[[LogLine], None]] = []
@@ -211,13 +271,22 @@ class LogSink:
             self._ring_bytes -= len(self._ring.popleft().text)
         for subscriber in list(self._subscribers):
             subscriber(line)
-        if self._writer is not None:
-            self._writer.write(line.render())
+        writers = [writer for writer in (self._writer, self._file) if writer is not None]
+        if writers:
+            text = self.render(line)
+            for writer in writers:
+                writer.write(text)
 
     @property
     def dropped(self) -> int:
-        """Lines the writer could not write."""
-        return 0 if self._writer is None else self._writer.dropped
+        """Lines that could not be written where they should go."""
+        return sum(writer.dropped for writer in (self._writer, self._file) if writer is not None)
+
+    def reopen(self) -> None:
+        """Open log files anew: somebody has moved them."""
+        for writer in (self._writer, self._file):
+            if writer is not None:
+                writer.reopen()
 
     def recent(self, limit: int = RING_LINES, source: str | None = None) -> list[LogLine]:
         """The last `limit` lines, oldest first, of one source or of all."""
@@ -240,4 +309,4 @@ class LogSink:
 
     def close(self, deadline_s: float) -> bool:
         """Wait until everything is written, at most until the deadline (monotonic)."""
-        return True if self._writer is None else self._writer.close(deadline_s)
+        return all([writer.close(deadline_s) for writer in (self._writer, self._file) if writer is not None])

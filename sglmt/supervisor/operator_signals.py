@@ -1,4 +1,4 @@
-"""HUP, TTIN and TTOU of the supervisor: reload, one worker more, one worker less.
+"""HUP, TTIN, TTOU and USR1 of the supervisor: reload, one worker more, one worker less, reopen the log files.
 
 Only noted when they arrive, handled in the supervisor's loop; each that the kernel delivers counts. (Two signals of
 one number that arrive before the process runs are one to the kernel: to set a number use `sglmt scale N`.) HUP also
@@ -17,11 +17,15 @@ from collections.abc import Callable
 class OperatorSignals:
     """Installed from `install` to `remove`.
 
-    `on_hangup(terminal_is_gone)` is called for each HUP, `on_step(+1 or -1)` for each TTIN and TTOU.
+    `on_hangup(terminal_is_gone)` is called for each HUP, `on_step(+1 or -1)` for each TTIN and TTOU, `on_reopen` for
+    USR1.
     """
 
-    def __init__(self, on_hangup: Callable[[bool], None], on_step: Callable[[int], None]) -> None:
+    def __init__(
+        self, on_hangup: Callable[[bool], None], on_step: Callable[[int], None], on_reopen: Callable[[], None]
+    ) -> None:
         self._on_hangup = on_hangup
+        self._on_reopen = on_reopen
         self._on_step = on_step
         self._had_terminal = False
         self._installed: list[signal.Signals] = []
@@ -32,6 +36,7 @@ class OperatorSignals:
         handlers: list[tuple[signal.Signals, Callable[[], None]]] = [
             (signal.SIGTTIN, functools.partial(self._on_step, 1)),
             (signal.SIGTTOU, functools.partial(self._on_step, -1)),
+            (signal.SIGUSR1, self._on_reopen),
         ]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             handlers.append((signal.SIGHUP, self._hangup))

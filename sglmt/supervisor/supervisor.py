@@ -81,9 +81,11 @@ class Supervisor:
         resolver: Sequence[str] | None = None,
         handle_signals: bool = True,
         reread: Callable[[], ServerArgs] | None = None,
+        reopen_logs: Callable[[], None] = lambda: None,
     ) -> None:
         """`log(level, source, text)` must not wait. `command` and `resolver` replace the programs that children
-        and the model resolver are started with. `reread` gives the configuration from its sources, as they are now."""
+        and the model resolver are started with. `reread` gives the configuration from its sources, as they are now;
+        `reopen_logs` is called when somebody has moved the log files."""
         self.args = args
         self.failure: str | None = None
         self.verdict = Verdict("starting", False, "resolving the model")
@@ -109,6 +111,7 @@ class Supervisor:
         self._stopped = asyncio.Event()
         self._draining = False
         self._reread = reread
+        self._reopen_logs = reopen_logs
         self._operations: Operations | None = None
         self._live_operations: LiveOperations | None = None
         self._recycler = Recycler(random.random)
@@ -141,7 +144,7 @@ class Supervisor:
             signals = StopSignals(lambda name, first: self.inbox.post(lambda: self._signalled(name, first)))
             signals.install(self.inbox.loop)
             cleanup.callback(signals.remove, self.inbox.loop)
-            asked = OperatorSignals(self._hangup, self._step)
+            asked = OperatorSignals(self._hangup, self._step, self._reopen)
             asked.install(self.inbox.loop)
             cleanup.callback(asked.remove, self.inbox.loop)
         claims = self._claims = Claims(self.args, self._log)
@@ -367,6 +370,11 @@ class Supervisor:
             self.inbox.post(lambda: self._signalled("HUP, the terminal is gone", True))
         else:
             self.inbox.post(lambda: self._by_signal("HUP", lambda: self.live.reload()))
+
+    def _reopen(self) -> None:
+        """USR1: the log files were moved."""
+        self._reopen_logs()
+        self._log("info", "supervisor", "USR1: log files are opened anew")
 
     def _step(self, delta: int) -> None:
         """TTIN, TTOU: one worker more or less."""

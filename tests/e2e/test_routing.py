@@ -112,7 +112,7 @@ def test_a_full_queue_is_told_at_once_and_batches_work_from_the_first_request(in
 
 async def overload(instance: Instance, stream: bool) -> None:
     """Twelve at once where four have room: eight are refused, the four are answered."""
-    body = {"prompt": "hi", "max_tokens": 200, "stream": stream}
+    body = {"prompt": "hi", "max_tokens": 150, "stream": stream}
     async with httpx.AsyncClient(timeout=30) as client:
         began_s = asyncio.get_running_loop().time()
         refused_after_s: list[float] = []
@@ -164,7 +164,7 @@ async def leave_the_queue(instance: Instance) -> None:
 def test_an_id_in_use_is_refused_and_can_be_used_again(served: Instance) -> None:
     async def scenario() -> None:
         async with streams_to(served) as streams:
-            for _ in range(10):
+            for _ in range(6):
                 pair = [streams.start("/generate", **native(60, rid="x")) for _ in range(2)]
                 ended = [await stream.finish() for stream in pair]
                 assert sorted(stream.status for stream in ended) == [200, 400]

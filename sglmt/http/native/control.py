@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from sglmt.control.state import ControlChange, ControlOutcome
-from sglmt.http.errors import ApiError, bad_field
+from sglmt.control.state import NO_ANSWER, ControlChange, ControlOutcome
+from sglmt.http.errors import ApiError, bad_field, error_object
 from sglmt.http.formatting import encode_json
 from sglmt.http.json_body import BodyDecoder
 from sglmt.http.limits import ModelLimits
@@ -104,14 +104,20 @@ def require_engine(limits: ModelLimits, feature: str, in_words: str) -> None:
         raise ApiError(501, f"the {limits.engine} engine does not support {in_words}", None, "unsupported_by_engine")
 
 
-def outcome_body(outcome: ControlOutcome) -> bytes:
-    """What became of a change, process by process."""
-    return encode_json(
-        {
-            "success": not outcome.errors,
-            "message": "applied by every process" if not outcome.errors else "not applied by every process",
-            "version": outcome.version,
-            "confirmed": outcome.confirmed,
-            "errors": outcome.errors,
-        }
-    )
+def outcome_answer(outcome: ControlOutcome) -> tuple[int, bytes]:
+    """(status, body) of a change: 200, every process has applied it; 409, one could not; 503, one did not confirm
+    in time. The body names them; with 409 and 503 it is an error like any other, too."""
+    facts = {
+        "success": not outcome.errors,
+        "message": "applied by every process",
+        "version": outcome.version,
+        "confirmed": outcome.confirmed,
+        "errors": outcome.errors,
+    }
+    if not outcome.errors:
+        return 200, encode_json(facts)
+    silent = NO_ANSWER in outcome.errors.values()
+    told = "; ".join(f"{name}: {reason}" for name, reason in sorted(outcome.errors.items()))
+    status, code = (503, "not_confirmed") if silent else (409, "not_applied")
+    error = ApiError(status, f"not applied by every process: {told}", None, code)
+    return status, encode_json({**facts, **error_object(error, "native")})

@@ -226,25 +226,37 @@ def test_ids_of_calls_are_what_mistrals_templates_take() -> None:
     assert call["id"].isalnum()
 
 
+def function(**fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **fields}}
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"tool_choice": {"type": "function", "function": {"name": name}}}
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]}, "tools[0].function.parameters", "object"),
-        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name", "name"),
-        ({"tools": [{"type": "function", "function": {"name": "x" * 300}}]}, "tools[0].function.name", "name"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "description": 3}}]}, "tools[0].function.description", "string"),
-        ({"tools": [FUNCTION, FUNCTION]}, "tools[1].function.name", "twice"),
+        ({"tools": [function(parameters="x")]}, "tools[0].function.parameters", "object"),
+        ({"tools": [function(name="")]}, "tools[0].function.name", "name"),
+        ({"tools": [function(name="x" * 300)]}, "tools[0].function.name", "name"),
+        ({"tools": [function(description=3)]}, "tools[0].function.description", "string"),
+        ({"tools": [function(), function()]}, "tools[1].function.name", "twice"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function"),
         ({"tool_choice": "required"}, "tool_choice", "plain engine"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "plain engine"),
-        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name", "none of the tools"),
+        (named("f"), "tool_choice", "plain engine"),
+        (named("g"), "tool_choice.function.name", "none of the tools"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", "function is expected"),
         ({"tool_choice": "any"}, "tool_choice", "auto, none, required"),
         ({"tool_choice": "required", "tools": None}, "tool_choice", "no tools"),
         ({"response_format": {"type": "json_object"}}, "response_format", "plain engine"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "response_format", "plain engine"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            "response_format",
+            "plain engine",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_done_is_named(fields: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(ApiError) as caught:
         chat(**fields)

@@ -26,6 +26,7 @@ PIECES = (
 SPECIAL = frozenset({0})
 VOCAB = len(PIECES)
 CONTEXT = 512
+SEED = 3
 
 
 def token_table() -> TokenTable:
@@ -33,7 +34,7 @@ def token_table() -> TokenTable:
     return TokenTable([bytes_to_token(piece) for piece in PIECES], DecoderRules("bytes"), SPECIAL)
 
 
-def simulator(clock: Callable[[], float], step_s: float = 0.0, bad_ids: int = 0, seed: int = 3) -> SimulatorEngine:
+def simulator(clock: Callable[[], float], step_s: float = 0.0, bad_ids: int = 0, seed: int = SEED) -> SimulatorEngine:
     """A simulator of the small vocabulary that may also emit `bad_ids` ids outside of it."""
     return SimulatorEngine(
         vocab_size=VOCAB + bad_ids,
@@ -128,3 +129,33 @@ def expected(request: TokenizedGenerateReqInput, engine: SimulatorEngine) -> Exp
     answer = text_of(ids, request.text, kind, matched)
     answer.chosen = chosen[: len(answer.ids)]
     return answer
+
+
+def check_continuation(
+    request: TokenizedGenerateReqInput, ids: Sequence[int], chosen: Sequence[float | None], seeds: Sequence[int]
+) -> None:
+    """Each id (and its log-probability) must be what a simulator with one of `seeds` gives after the ids before it."""
+    engines = [simulator(lambda: 0.0, seed=seed) for seed in seeds]
+    for position, token_id in enumerate(ids):
+        given = [_next_of(engine, request, list(ids[:position])) for engine in engines]
+        assert token_id in {one for one, _ in given}, (position, token_id, given)
+        if request.logprobs is not None:
+            assert (token_id, chosen[position]) in given
+
+
+def _next_of(
+    engine: SimulatorEngine, request: TokenizedGenerateReqInput, prefix: list[int]
+) -> tuple[int, float | None]:
+    """The id, and its log-probability, that `engine` continues with."""
+    engine.submit(
+        EngineRequest(
+            key=1,
+            prompt_ids=list(unpack("I", request.input_ids)),
+            prefix_ids=prefix,
+            sampling=request.sampling,
+            logprobs=request.logprobs,
+        )
+    )
+    (output,) = engine.step()
+    engine.abort(1)
+    return output.token_ids[0], None if output.logprobs is None else output.logprobs.chosen[0]

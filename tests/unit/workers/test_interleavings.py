@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from reference import VOCAB, expected, simulator
-from wired import STEP_S, UNEXPLAINED, CheckedSink, Life, World
+from wired import STEP_S, UNEXPLAINED, CheckedSink, Life, SampledSink, World
 
 from sglmt.ipc.state_page import SlotWord
 from sglmt.messages.columns import pack
@@ -29,7 +29,7 @@ from sglmt.messages.to_scheduler import TokenizedGenerateReqInput
 from sglmt.server_args import ServerArgs
 from sglmt.workers.live_request import LiveRequest
 
-QUIET_ROUNDS = 400
+QUIET_ROUNDS = 4000
 SETTLE_ROUNDS = 100
 SETTLE_STEP_S = 0.25
 STOPS = ((), (), ("ab",), ("bca", "a\n"), ("é", "cabab"), ("鑫", "b ", "\ufffd"))
@@ -54,9 +54,17 @@ class Interleavings(RuleBasedStateMachine):
 
     world: World
 
-    @initialize(multi=st.booleans(), bad_ids=st.sampled_from([0, 0, 1]), slots=st.sampled_from([1, 3, 16]))
-    def launch(self, multi: bool, bad_ids: int, slots: int) -> None:
-        """Multi mode with two of everything, or single mode."""
+    @initialize(
+        multi=st.booleans(),
+        engine=st.sampled_from(["exact", "sampled", "bad ids"]),
+        slots=st.sampled_from([2, 5, 32]),
+    )
+    def launch(self, multi: bool, engine: str, slots: int) -> None:
+        """Multi mode with two of everything, or single mode.
+
+        The lives of an engine agree on what comes next (exact), go on differently (sampled), or agree and now and
+        then emit an id that stands for no text.
+        """
         self.directory = Path(tempfile.mkdtemp())
         args = ServerArgs(
             workers=2 if multi else 1,
@@ -65,8 +73,7 @@ class Interleavings(RuleBasedStateMachine):
             max_running_requests=slots,
             max_resubmits=1000,
         )
-        self.world = World(self.directory, args, bad_ids)
-        self.bad_ids = bad_ids
+        self.world = World(self.directory, args, bad_ids=engine == "bad ids", sampled=engine == "sampled")
         self.asked: list[Asked] = []
         self.aborted_rids: set[str] = set()
         self.engine_deaths = 0
@@ -107,8 +114,11 @@ class Interleavings(RuleBasedStateMachine):
         )
 
     def _submit_one(self, life: Life, submission: TokenizedGenerateReqInput) -> None:
-        wanted = expected(submission, simulator(self.world.clock, bad_ids=self.bad_ids))
-        sink = CheckedSink(wanted, submission.text)
+        if self.world.sampled:
+            sink: CheckedSink = SampledSink(submission)
+        else:
+            wanted = expected(submission, simulator(self.world.clock, bad_ids=self.world.bad_ids))
+            sink = CheckedSink(wanted, submission.text)
         one = Asked(life, life.machine.frontend.submit(submission, 0, 3, sink), sink, submission.rid)
         one.may_be_aborted = submission.rid in self.aborted_rids  # an abort may still be under way
         self.asked.append(one)
@@ -207,13 +217,9 @@ class Interleavings(RuleBasedStateMachine):
         world, rng = self.world, Random(seed)
         for _ in range(rounds):
             world.clock.now_s += rng.choice((0.003, STEP_S, STEP_S, 0.06, 0.3))
-            links = world.network.busy()
+            links = [link for link in world.network.busy() if crc32(link.name.encode(), seed) % 8 >= stalled]
             for link in rng.sample(links, k=len(links)):
-                while (
-                    link.frames
-                    and crc32(b"%d" % seed + link.address[-6:].encode()) % 8 >= stalled
-                    and rng.random() >= delay
-                ):
+                while link.frames and rng.random() >= delay:
                     if rng.random() < loss:
                         link.frames.popleft()
                         continue
@@ -339,7 +345,10 @@ class Interleavings(RuleBasedStateMachine):
                 continue
             if one.may_be_aborted and finish is not None and finish.code == "aborted":
                 continue
-            one.sink.check_complete()
+            if isinstance(one.sink, SampledSink):
+                one.sink.check_sampled(self.world.current[Role.SCHEDULER, 0].child.generation)
+            else:
+                one.sink.check_complete()
 
     def _check_nothing_left(self) -> None:
         world = self.world
@@ -366,7 +375,7 @@ class Interleavings(RuleBasedStateMachine):
 
 TestInterleavings = Interleavings.TestCase
 TestInterleavings.settings = settings(
-    max_examples=150,
+    max_examples=300,
     stateful_step_count=40,
     deadline=None,
     derandomize="CI" in os.environ,

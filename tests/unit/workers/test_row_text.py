@@ -126,7 +126,7 @@ def test_any_grouping_gives_the_text_of_a_full_decode_up_to_the_stop(
     wanted = text_of(ids, spec, "length", None)
     texts, got = RowText(TABLE, slot), {1: Got()}
     bounds = cuts(data, len(ids))
-    for number, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for number, (start, end) in enumerate(pairwise(bounds)):
         last = number == len(bounds) - 2
         probabilities = TokenLogprobs(chosen=[float(i) for i in range(start, end)])
         row = Row(1, start, ids[start:end], spec if number == 0 else None, LENGTH if last else None, 1, probabilities)

@@ -125,11 +125,16 @@ def record(key: int, attempt: int = 1) -> Record:
     return Record(key, attempt, f"r{key}", key, None, [])
 
 
+def popped_keys(queue: AdmissionQueue) -> list[int]:
+    """Everything that may be admitted now, in order."""
+    return [popped.key for popped in iter(queue.pop, None)]
+
+
 def test_ordinary_requests_go_by_priority_then_arrival_and_continued_ones_first() -> None:
     queue = AdmissionQueue()
     for key, attempt, priority in ((1, 1, 0), (2, 1, 5), (3, 2, 0), (4, 1, 5), (5, 1, -1)):
         queue.push(record(key, attempt), priority, suspect=False)
-    assert [popped.key for _ in range(5) if (popped := queue.pop())] == [2, 4, 3, 1, 5]
+    assert popped_keys(queue) == [2, 4, 3, 1, 5]
     assert queue.pop() is None
     assert len(queue) == 0
 
@@ -140,12 +145,11 @@ def test_a_suspect_is_not_overtaken_by_what_came_later() -> None:
     queue.push(record(2, 2), 0, suspect=True)
     queue.push(record(3), 9, suspect=False)
     queue.push(record(4, 2), 9, suspect=False)  # continued after the same death
-    first = [popped.key for _ in range(3) if (popped := queue.pop())]
-    assert first == [4]  # 3 has a higher priority than 1, and must wait
+    assert popped_keys(queue) == [4]  # 3 has a higher priority than 1, and must wait
     suspect = queue.pop_suspect()
     assert suspect is not None
     assert suspect.key == 2
-    assert [popped.key for _ in range(3) if (popped := queue.pop())] == [3, 1]
+    assert popped_keys(queue) == [3, 1]
 
 
 def test_a_suspect_that_was_given_up_holds_nobody_back() -> None:

@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from reference import Expected, simulator, text_of, token_table
+from reference import SEED, Expected, check_continuation, simulator, text_of, token_table
 
 from sglmt.ipc.addresses import http_worker_ipc, ipc_address
 from sglmt.ipc.state_page import Phase, Slot, SlotWord, StatePage
 from sglmt.messages.frame import FrameWriter, Role
 from sglmt.messages.sampling import FinishReason, TextSpec, TokenLogprobs
 from sglmt.messages.to_detokenizer import BatchEmbeddingOutput
+from sglmt.messages.to_scheduler import TokenizedGenerateReqInput
 from sglmt.messages.to_worker import BatchStrOutput, UnknownRequests
 from sglmt.server_args import ServerArgs
 from sglmt.supervisor.slots import SlotTable
@@ -57,6 +58,11 @@ class Link:
         self.address = address
         self.frames: deque[bytes] = deque()
         self.blocked = False
+
+    @property
+    def name(self) -> str:
+        """The same in every run."""
+        return self.address.rpartition("/")[2]
 
 
 class Network:
@@ -241,8 +247,9 @@ class Life:
 class World:
     """All lives of one instance, its clock, its network and its state page."""
 
-    def __init__(self, run_dir: Path, args: ServerArgs, bad_ids: int = 0) -> None:
+    def __init__(self, run_dir: Path, args: ServerArgs, bad_ids: int = 0, sampled: bool = False) -> None:
         self.run_dir, self.args, self.bad_ids = run_dir, args, bad_ids
+        self.sampled = sampled  # each life of the engine goes on differently
         self.clock = FakeClock()
         self.network = Network()
         self.page = StatePage.create(run_dir / "page", INSTANCE, SLOTS)
@@ -298,10 +305,14 @@ class World:
 
     def _machine(self, role: Role, child: FakeChild) -> Any:
         if role is Role.SCHEDULER:
-            return Scheduler(child, simulator(self.clock, STEP_S, self.bad_ids))
+            return Scheduler(child, simulator(self.clock, STEP_S, self.bad_ids, self.seed_of(child.generation)))
         if role is Role.DETOKENIZER:
             return DetokenizerManager(child, RowText(token_table(), child.slot))
         return MultiTokenizerRouter(child) if role is Role.ROUTER else WorkerShell(child)
+
+    def seed_of(self, generation: int) -> int:
+        """The seed of the engine of a scheduler life."""
+        return SEED + generation if self.sampled else SEED
 
     def kill(self, role: Role, index: int) -> None:
         """kill -9, reaped: its inbox is lost, what it sent is still under way, its page slot is free."""
@@ -407,3 +418,48 @@ class CheckedSink:
             assert self.finish.code == "invalid_token_id"
         else:
             assert self.finish.matched == self.wanted.matched
+
+
+class SampledSink(CheckedSink):
+    """For engines whose lives go on differently: whatever came must be one answer, and fit together."""
+
+    def __init__(self, submission: TokenizedGenerateReqInput) -> None:
+        super().__init__(Expected([], "", "", None, []), submission.text)
+        self._submission = submission
+
+    def row(self, request: LiveRequest, text: str, token_ids: array[int], logprobs: TokenLogprobs | None) -> None:
+        assert not self.gone, "a row after the request was cancelled"
+        assert self.finish is None, "a row after the finish"
+        self.text += text
+        self.ids.extend(token_ids)
+        if logprobs is not None:
+            self.chosen.extend(logprobs.chosen)
+        if self._submission.logprobs is not None:
+            assert len(self.chosen) == len(self.ids)
+
+    def finished(
+        self,
+        request: LiveRequest,
+        text: str,
+        token_ids: array[int],
+        logprobs: TokenLogprobs | None,
+        finish: FinishReason,
+    ) -> None:
+        self.row(request, text, token_ids, logprobs)
+        self.finish = finish
+
+    def check_sampled(self, generations: int) -> None:
+        """The answer is complete and each part of it came from some life of the engine."""
+        finish, sampling = self.finish, self._submission.sampling
+        assert finish is not None, f"no finish; {len(self.ids)} ids came"
+        answer = text_of(self.ids, self._submission.text, finish.kind, finish.matched)
+        assert (answer.ids, answer.text, answer.kind, answer.matched) == (
+            self.ids,
+            self.text,
+            finish.kind,
+            finish.matched,
+        )
+        assert finish.kind in ("stop", "length")
+        if finish.kind == "length":
+            assert len(self.ids) == sampling.max_new_tokens
+        check_continuation(self._submission, self.ids, self.chosen, [SEED + n for n in range(1, generations + 1)])
