@@ -62,7 +62,7 @@ def _instance_options(function: Any) -> Any:
             "Exit codes",
             f"""
   0  so many workers serve, and no other is left
-  1  a new worker does not start; a later `scale` took over{_SHARED_CODES}
+  1  a new worker does not start; another number was asked for meanwhile{_SHARED_CODES}
   8  not so many serve after the start timeout; it goes on trying
  78  outside the limits, or an instance in single mode""",
         ),

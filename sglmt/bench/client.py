@@ -99,7 +99,7 @@ class Answer:
 
     status: int = 0
     error: str | None = None
-    first_token_s: float = 0.0
+    first_token_s: float = 0.0  # 0: not a stream, or no text came
     total_s: float = 0.0
     gaps_s: list[float] = field(default_factory=list)
     events: int = 0
@@ -210,7 +210,7 @@ class _Reader(asyncio.Protocol):
         if not self._stream:
             self.answer.body = bytes(self._body)
             self._take(self.answer.body)
-            self.answer.first_token_s = self._now_s
+            self.answer.first_token_s = 0.0  # nobody can tell when it was made
         self._finish(None)
 
     def connection_lost(self, exc: Exception | None) -> None:

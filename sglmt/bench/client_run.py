@@ -81,7 +81,7 @@ class Outcome:
             "output_tokens": sum(answer.tokens for answer in good),
             "tokens_per_s": rounded(sum(answer.tokens for answer in good) / wall_s),
             "mean_prompt_tokens": rounded(sum(prompt_tokens) / len(prompt_tokens)) if prompt_tokens else None,
-            "first_token_ms": _quantiles([answer.first_token_s for answer in good if answer.events]),
+            "first_token_ms": _quantiles([answer.first_token_s for answer in good if answer.first_token_s]),
             "inter_token_ms": _quantiles([gap for answer in good for gap in answer.gaps_s]),
             "request_ms": _quantiles([answer.total_s for answer in good]),
         }

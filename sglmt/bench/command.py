@@ -6,7 +6,6 @@ tokens a second). Progress goes to standard error and only to a terminal; the re
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from typing import TYPE_CHECKING, Literal, cast
@@ -66,6 +65,8 @@ def bench(
     model: str | None, api_key: str | None, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure any OpenAI-compatible server from the outside."""
+    import asyncio
+
     from sglmt.bench.client import Target
     from sglmt.bench.client_run import Plan, served_model
 
@@ -81,6 +82,8 @@ def bench(
 
 def _run(plan: Plan, target: Target) -> Outcome:
     """Run with a progress bar on a terminal. Ends the command when nothing was answered at all."""
+    import asyncio
+
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

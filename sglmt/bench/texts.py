@@ -10,7 +10,7 @@ import random
 import re
 from functools import cache
 
-CHARS_PER_TOKEN = 4.3  # of English prose, for tokenizers of large vocabularies; callers that can, calibrate
+CHARS_PER_TOKEN = 4.7  # of English prose, for tokenizers of large vocabularies; callers that can, calibrate
 _MIN_SENTENCE_WORDS = 5
 
 

@@ -7,8 +7,10 @@ their client little more than the kernel's part, and a connection that ends earl
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 import msgspec
@@ -32,11 +34,13 @@ class Hang(ExchangeError):
 
 @dataclass(frozen=True)
 class HttpAnswer:
-    """Status and whole body."""
+    """Status and whole body; when its first and its last byte came (monotonic)."""
 
     status: int
     headers: dict[str, str]
     body: bytes
+    first_byte_s: float = 0.0
+    last_byte_s: float = 0.0
 
 
 class Exchange(asyncio.Protocol):
@@ -48,6 +52,7 @@ class Exchange(asyncio.Protocol):
         self.received = bytearray()
         self.local_port = 0
         self.doomed = False  # the worker at the other end is about to be killed
+        self.first_data_s = 0.0
         self.last_data_s = time.monotonic()
         self.ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
@@ -60,15 +65,20 @@ class Exchange(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.received += data
         self.last_data_s = time.monotonic()
+        self.first_data_s = self.first_data_s or self.last_data_s
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.ended.done():
             self.ended.set_result(exc)
 
-    def abort(self) -> None:
-        """Drop the connection at once."""
-        if self._transport is not None:
-            self._transport.abort()
+    def abort(self, reset: bool = False) -> None:
+        """Drop the connection at once; with `reset` the other side is told by RST."""
+        if self._transport is None:
+            return
+        if reset and not self._transport.is_closing():
+            connection = self._transport.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()
 
 
 class Client:
@@ -90,13 +100,19 @@ class Client:
 
     async def post(self, path: str, body: dict[str, object], deadline_s: float) -> HttpAnswer:
         """The answer, by monotonic `deadline_s`. Raises ConnectionFailed or Hang, naming how much had come."""
-        payload = msgspec.json.encode(body)
+        return await self.send(self.request("POST", path, msgspec.json.encode(body)), path, deadline_s)
+
+    def request(self, method: str, path: str, payload: bytes, content_type: str = "application/json") -> bytes:
+        """The bytes of one request."""
         head = (
-            f"POST {path} HTTP/1.1\r\nhost: {self._host}:{self._port}\r\ncontent-type: application/json\r\n"
+            f"{method} {path} HTTP/1.1\r\nhost: {self._host}:{self._port}\r\ncontent-type: {content_type}\r\n"
             f"content-length: {len(payload)}\r\nconnection: close\r\n\r\n"
         )
+        return head.encode() + payload
+
+    async def send(self, request: bytes, what: str, deadline_s: float) -> HttpAnswer:
+        """`post`, for the bytes of any request; errors name it by `what`."""
         loop = asyncio.get_running_loop()
-        request = head.encode() + payload
         exchange: Exchange | None = None
         try:
             async with asyncio.timeout_at(loop.time() + deadline_s - time.monotonic()):
@@ -104,14 +120,31 @@ class Client:
                 self._open.add(exchange)
                 error = await exchange.ended
         except TimeoutError:  # an OSError too: it has to come first
-            raise Hang(_hang(path, exchange)) from None
+            raise Hang(_hang(what, exchange)) from None
         except OSError as failed:
-            raise ConnectionFailed(f"{path}: cannot connect: {failed}") from failed
+            raise ConnectionFailed(f"{what}: cannot connect: {failed}") from failed
         finally:
             if exchange is not None:
                 self._open.discard(exchange)
                 exchange.abort()
-        return parse_answer(bytes(exchange.received), exchange.doomed, error)
+        answer = parse_answer(bytes(exchange.received), exchange.doomed, error)
+        return replace(answer, first_byte_s=exchange.first_data_s, last_byte_s=exchange.last_data_s)
+
+    async def leave(self, request: bytes, after_s: float, reset: bool) -> bytes:
+        """Send a request, close the connection after so long; what had come by then. `reset`: with RST, not FIN.
+
+        Raises ConnectionFailed.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            _, exchange = await loop.create_connection(lambda: Exchange(request), self._host, self._port)
+        except OSError as failed:
+            raise ConnectionFailed(f"cannot connect: {failed}") from failed
+        try:
+            await asyncio.wait([exchange.ended], timeout=after_s)
+        finally:
+            exchange.abort(reset)
+        return bytes(exchange.received)
 
 
 def _hang(path: str, exchange: Exchange | None) -> str:
@@ -121,23 +154,38 @@ def _hang(path: str, exchange: Exchange | None) -> str:
     return f"{path}: no end by the deadline; {len(exchange.received)} bytes came, the last {silent_s:.1f} s ago"
 
 
+def parse_beginning(data: bytes) -> HttpAnswer | None:
+    """What a client that left had of its answer; None when the headers had not come yet."""
+    head, separator, rest = data.partition(b"\r\n\r\n")
+    if not separator:
+        return None
+    status, headers = _parse_head(head)
+    body = _dechunk(rest)[0] if headers.get("transfer-encoding") == "chunked" else rest
+    return HttpAnswer(status, headers, body)
+
+
 def parse_answer(data: bytes, doomed: bool = False, error: Exception | None = None) -> HttpAnswer:
     """The answer in everything a connection brought. Raises ConnectionFailed when it is cut."""
     head, separator, rest = data.partition(b"\r\n\r\n")
     if not separator:
         raise ConnectionFailed(f"closed after {len(data)} bytes, before the headers ({error})", doomed)
-    status_line, *lines = head.decode("latin-1").split("\r\n")
-    headers = {}
-    for line in lines:
-        name, _, value = line.partition(":")
-        headers[name.lower()] = value.strip()
+    status, headers = _parse_head(head)
     if headers.get("transfer-encoding") == "chunked":
         body, whole = _dechunk(rest)
     else:
         body, whole = rest, len(rest) == int(headers.get("content-length", len(rest)))
     if not whole:
         raise ConnectionFailed(f"cut after {len(data)} bytes, in the body ({error})", doomed)
-    return HttpAnswer(int(status_line.split()[1]), headers, body)
+    return HttpAnswer(status, headers, body)
+
+
+def _parse_head(head: bytes) -> tuple[int, dict[str, str]]:
+    status_line, *lines = head.decode("latin-1").split("\r\n")
+    headers = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        headers[name.lower()] = value.strip()
+    return int(status_line.split()[1]), headers
 
 
 def _dechunk(data: bytes) -> tuple[bytes, bool]:

@@ -69,10 +69,13 @@ class ControlClient:
             raise ControlError(f"{self._path}: not a reply of this version of sglmt: {error}") from error
         raise ServerSideError(reply.error or "refused without a reason", reply.exit_code)
 
-    def events(self, wanted: Subscribe, deadline_s: float) -> Iterator[Event]:
-        """Subscribe (sent by the deadline) and yield events until the instance ends or the caller stops."""
+    def events(self, wanted: Subscribe, deadline_s: float, until_s: float | None = None) -> Iterator[Event]:
+        """Subscribe (sent by the deadline) and yield events until the instance ends or the caller stops.
+
+        Raises DeadlineError at `until_s`, if one is given.
+        """
         self._send(wanted, deadline_s)
-        while (line := self._line(None)) is not None:
+        while (line := self._line(until_s)) is not None:
             try:
                 yield msgspec.json.decode(line, type=Event)
             except msgspec.MsgspecError as error:

@@ -8,7 +8,7 @@ Runs in the supervisor when a request arrives; clients use the same classes to a
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -35,11 +35,11 @@ MAX_PROGRESS_S = 20.0
 
 @dataclass(frozen=True)
 class Context:
-    """What commands act on. `drain_s` is the configured drain time."""
+    """What commands act on. `drain_s` gives the drain time as it is configured now."""
 
     instance: Controlled
     logs: LogSink
-    drain_s: float
+    drain_s: Callable[[], float]
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,7 +94,7 @@ class Stop(Command, frozen=True, kw_only=True):
         if self.drain_s is not None and not 0 <= self.drain_s <= MAX_DRAIN_S:
             raise ControlError(f"drain_s {self.drain_s:g}: between 0 and {MAX_DRAIN_S:g} seconds expected")
         context.instance.request_stop(self.drain_s, self.now)
-        granted_s = context.drain_s if self.drain_s is None else self.drain_s
+        granted_s = context.drain_s() if self.drain_s is None else self.drain_s
         return StopAccepted(drain_s=0.0 if self.now else granted_s)
 
 

@@ -12,13 +12,14 @@ import signal
 import time
 from pathlib import Path
 
-from sglmt.control.client import call
-from sglmt.control.commands import Status, Stop
+from sglmt.control.client import ControlClient, call
+from sglmt.control.commands import Status, Stop, Subscribe
 from sglmt.control.protocol import StopAccepted
 from sglmt.errors import AmbiguousInstanceError, DeadlineError, ExitCode, NotRunningError, SglmtError
 from sglmt.ipc.addresses import CONTROL_SOCKET
 from sglmt.ipc.process_identity import pid_namespace
 from sglmt.status.snapshot import InstanceSnapshot, InstanceState, WorkersSnapshot
+from sglmt.supervisor.lifecycle import DID_NOT_END
 from sglmt.supervisor.rundir import STATE_PAGE, FoundInstance, RunDir, find_instances, read_record
 
 POLL_EVERY_S = 0.02
@@ -101,9 +102,12 @@ def stop(found: FoundInstance, drain_s: float | None, now: bool) -> str:
     started_s = time.monotonic()
     name = found.record.name
     answer_by_s = started_s + (FORCED_ANSWER_WITHIN_S if now else ANSWER_WITHIN_S)
+    killed: list[str] = []
     try:
-        accepted: StopAccepted = call(control_socket(found), Stop(drain_s=drain_s, now=now), answer_by_s)
-        limit_s = accepted.drain_s + STOP_GRACE_S
+        with contextlib.closing(ControlClient(control_socket(found), answer_by_s)) as client:
+            accepted: StopAccepted = client.call(Stop(drain_s=drain_s, now=now), answer_by_s)
+            limit_s = accepted.drain_s + STOP_GRACE_S
+            killed = _killed_meanwhile(client, started_s + limit_s)
     except DeadlineError:
         if not now:
             raise DeadlineError(
@@ -121,7 +125,18 @@ def stop(found: FoundInstance, drain_s: float | None, now: bool) -> str:
     took_s = time.monotonic() - started_s
     if _same_run(found):
         return f"{name}: ended after {took_s:.1f} s, by force; {_sweep(found)}"
-    return f"{name}: stopped after {took_s:.1f} s"
+    by_force = f"; did not end by itself and was killed: {', '.join(killed)}" if killed else ""
+    return f"{name}: stopped after {took_s:.1f} s{by_force}"
+
+
+def _killed_meanwhile(client: ControlClient, until_s: float) -> list[str]:
+    """Follow an instance that stops to its end, or to `until_s`; which processes had to be killed."""
+    killed: list[str] = []
+    with contextlib.suppress(NotRunningError, DeadlineError):
+        for event in client.events(Subscribe(source="supervisor"), until_s, until_s):
+            if event.log is not None and DID_NOT_END in event.log.text:
+                killed.append(event.log.text.partition(f" {DID_NOT_END}")[0])
+    return killed
 
 
 def wait_until_gone(found: FoundInstance, deadline_s: float) -> bool:

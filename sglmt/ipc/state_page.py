@@ -88,6 +88,7 @@ class SlotWord(enum.IntEnum):
     BACKLOG_BYTES = 16
     CONTROL_VERSION_APPLIED = 17
     SEGMENT_REVISION_SEEN = 18
+    RETAINED = 19  # scheduler: requests of which something is kept, ended ones too; detokenizer: the same
     # counters: only ever grow within a life; the supervisor folds those of the dead into totals
     REQUESTS_TOTAL = 32
     REQUESTS_OK = 33

@@ -54,6 +54,11 @@ class LiveView:
         self._ended = asyncio.Event()
         asyncio.get_running_loop().add_reader(self._alive_fd, self._end)
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
     def _end(self) -> None:
         """The pipe only this child holds is at its end: it is gone, however it went."""
         asyncio.get_running_loop().remove_reader(self._alive_fd)
@@ -93,13 +98,15 @@ class Session:
         self._wants_live = live
         self._live: LiveView | None = None
         self._server: ControlServer | None = None
+        self._instance: Supervisor | None = None
         sink.use_writer(None if live else writer)
 
     def control(self, instance: Supervisor) -> SessionControl:
         """The control factory the supervisor calls once its run directory exists."""
         socket_path = instance.run_dir / CONTROL_SOCKET
-        context = Context(instance=instance, logs=self._sink, drain_s=self._args.drain_timeout)
+        context = Context(instance=instance, logs=self._sink, drain_s=lambda: instance.args.drain_timeout)
         self._server = ControlServer(socket_path, context)
+        self._instance = instance
         return SessionControl(self, self._server, socket_path, Digest(instance, self._sink))
 
     def show_live(self, socket_path: Path) -> None:
@@ -108,6 +115,8 @@ class Session:
             return
         try:
             self._live = LiveView(socket_path, self._live_ended)
+            if self._instance is not None:
+                self._instance.leave_alone(self._live.pid)
         except OSError as error:
             self._sink.log("warning", "supervisor", f"live view: cannot start: {error.strerror}")
             self._live_ended()

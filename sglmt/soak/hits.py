@@ -1,7 +1,8 @@
 """Every second a random child gets SIGKILL, SIGSTOP or SIGTERM. Runs in the soak command, beside the load.
 
-Children are those the status names, of whatever state, and the zygote. A worker is stopped before it is killed, and
-what it holds then is remembered: exactly those requests may fail. The scheduler is hit again only after answers
+Children are those the status names, of whatever state; the zygote, which the others are forked from and which nobody
+needs to serve, is hit too, but rarely: it is started again now and then only. A worker is stopped before it is killed,
+and what it holds then is remembered: exactly those requests may fail. The scheduler is hit again only after answers
 have come since the last time: a request that is in the engine at two deaths is taken for their cause.
 """
 
@@ -24,6 +25,7 @@ EVERY_S = 1.0
 REPLACED_WITHIN_S = 15.0
 ANSWERS_BETWEEN_SCHEDULER_HITS = 200
 ZYGOTE = "sglmt::zygote"
+ZYGOTE_EVERY_S = 45.0
 _SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)
 
 
@@ -46,6 +48,7 @@ class Hits:
         self._answers = answers
         self._stopped: dict[psutil.Process, float] = {}
         self._scheduler_not_before = 0
+        self._zygote_not_before_s = 0.0
         self.counts: Counter[str] = Counter()
         self.not_replaced: list[str] = []
 
@@ -81,6 +84,8 @@ class Hits:
             if number is signal.SIGSTOP:
                 self._stopped[process] = time.monotonic()
             self.counts[f"{role} {number.name}"] += 1
+            if role == "zygote":
+                self._zygote_not_before_s = time.monotonic() + ZYGOTE_EVERY_S
 
     def _children(self) -> list[tuple[str, psutil.Process]]:
         rows = [(row.role, row.pid) for row in self._instance.snapshot().processes if row.role != "supervisor"]
@@ -89,6 +94,8 @@ class Hits:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if pid is not None and (process := psutil.Process(pid)) not in self._stopped:
                     found.append((role, process))
+        if time.monotonic() < self._zygote_not_before_s:
+            return found
         for child in self._supervisor.children():
             with contextlib.suppress(psutil.Error):
                 if child.cmdline()[:1] == [ZYGOTE] and child not in self._stopped:

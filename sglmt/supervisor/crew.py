@@ -201,7 +201,8 @@ class Crew:
                 self._turns.cancel(process.key)
                 process.spawn_now()
         by_key = {process.key: process for process in self.everybody()}
-        for key in self._turns.due(time.monotonic()):
+        now_s = time.monotonic()
+        for key in self._turns.due(now_s) if self._resources.may_start(now_s) else []:
             if key in by_key:
                 by_key[key].spawn_now()
         for process in [process for process in self._leaving if process.life.state in _ENDED]:

@@ -2,7 +2,8 @@
 
 Children of a killed supervisor end by themselves within moments. Until they have, they could still unlink or
 bind socket paths that the new run uses, so they are waited for, and killed. Who they are is read from the old
-state page; a pid counts only when its command line still names the role and index of its slot.
+state page; a pid counts only when its command line still names the role and index of its slot, and no running
+supervisor is its parent.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from sglmt.messages.frame import Role
 from sglmt.supervisor.rundir import STATE_PAGE, RunDir, list_instances
 from sglmt.supervisor.topology import process_name
 
+_SUPERVISOR_TITLE = "sglmt::supervisor"
 _MAX_PAGE_BYTES = 64 * 1024 * 1024
 _GONE_WITHIN_S = 5.0
 _SLOT_HEAD = struct.Struct("<5Q")  # the supervisor's words: role, index, generation, pid, occupied
@@ -78,11 +80,18 @@ def read_occupants(state_page: Path) -> list[tuple[int, str]]:
     return occupants
 
 
+def _is_supervised(process: psutil.Process) -> bool:
+    """Whether it belongs to a running instance: the pid of a leftover may have been given out again."""
+    parent = process.parent()
+    return parent is not None and parent.cmdline()[:1] == [_SUPERVISOR_TITLE]
+
+
 def _ours(pid: int, name: str) -> psutil.Process | None:
     try:
         process = psutil.Process(pid)
         command = process.cmdline()
-        if process.uids().real == os.getuid() and (name in command or command[:1] == [f"sglmt::{name}"]):
+        titled = name in command or command[:1] == [f"sglmt::{name}"]
+        if titled and process.uids().real == os.getuid() and not _is_supervised(process):
             return process
     except psutil.Error:
         pass

@@ -307,7 +307,7 @@ def _stop_deadline_passed(turn: _Turn) -> None:
     elif turn.life.kill_sent:
         turn.say("error", f"is still there {waited_s:.1f} s after it was to end, despite KILL; KILL again")
     else:
-        turn.say("warning", f"did not end within {waited_s:.1f} s: KILL")
+        turn.say("warning", f"{DID_NOT_END} {waited_s:.1f} s: KILL")
     _kill(turn)
 
 

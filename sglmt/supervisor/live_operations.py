@@ -25,7 +25,6 @@ from sglmt.supervisor.reloading import check_model, plan_reload
 from sglmt.supervisor.stopping import STAGE_GRACE_S
 from sglmt.supervisor.topology import START_ORDER, most_workers
 
-SCALE = "scale"
 _WORKERS = frozenset({"worker", "workers"})  # what people call a tokenizer_worker
 _SLACK_S = 10.0
 
@@ -73,24 +72,23 @@ class LiveOperations:
         self._launched = launched
         self._scaled_to: int | None = None
         self._signalled = 0
+        self._scalings_asked = 0
 
     # --- how many workers -------------------------------------------------------------------------------
 
     def scale(self, count: int) -> Operation:
-        """To `count` workers. Takes over from a scaling that is still under way. Raises OperationError, naming the
+        """To `count` workers. A scaling that is still under way gives way to it. Raises OperationError, naming the
         limits, or `--router always` in single mode."""
         self._check_count(count)
-        running = self._operations.running
-        takes_over = running is not None and running.what.startswith(SCALE)
-        return self._operations.begin(f"{SCALE} to {count}", lambda op: self._scale(op, count), queue=not takes_over)
+        self._scalings_asked += 1
+        return self._operations.begin(f"scale to {count}", lambda op: self._scale(op, count))
 
     def step(self, delta: int) -> None:
         """One more worker or one less (TTIN, TTOU). Each counts; the sum is kept within the limits, so that a burst
         leads to one scaling, not to one after the other."""
         self._signalled += delta
-        running = self._operations.running
-        takes_over = running is not None and running.what.startswith(SCALE)
-        self._operations.begin(f"{SCALE} by signal", self._scale_by_signals, queue=not takes_over)
+        self._scalings_asked += 1
+        self._operations.begin("scale by signal", self._scale_by_signals)
 
     async def _scale_by_signals(self, operation: Operation) -> None:
         delta, self._signalled = self._signalled, 0
@@ -118,7 +116,8 @@ class LiveOperations:
             "launch it with `--router always` to scale it"
         )
 
-    async def _scale(self, operation: Operation, count: int) -> None:
+    async def _scale(self, operation: Operation, count: int, gives_way: bool = True) -> None:
+        asked = self._scalings_asked
         host, before = self._host, self._host.crew.wanted_workers
         self._scaled_to = count
         await self._operations.do(lambda: host.set_wanted_workers(count))
@@ -129,8 +128,8 @@ class LiveOperations:
             workers = host.crew.workers()
             serving = sum(worker.serves for worker in workers)
             leaving = len(host.crew.leaving_workers())
-            if host.crew.wanted_workers != count:
-                raise OperationError(f"taken over by a later one, to {host.crew.wanted_workers}")
+            if gives_way and self._scalings_asked != asked:
+                raise OperationError("another number of workers was asked for meanwhile")
             self._check_new(workers, before)
             if serving == count == len(workers) and not leaving:
                 return True
@@ -270,7 +269,7 @@ class LiveOperations:
         await self._roll(operation, staying)
         if workers > host.crew.wanted_workers:
             scaled_to = self._scaled_to
-            await self._scale(operation, workers)
+            await self._scale(operation, workers, gives_way=False)
             self._scaled_to = scaled_to
 
 

@@ -139,7 +139,8 @@ class LineWriter:
         self._closing = False
         self._busy = False
         self._thread: threading.Thread | None = None
-        self._overflowed = 0
+        self._overflowed = 0  # lines that did not fit into our buffer, not told yet
+        self._lost = 0  # lines that could not be written, not told yet; the thread's
         self.dropped = 0
 
     def write(self, line: str) -> None:
@@ -213,11 +214,17 @@ class LineWriter:
             problem = target.reopen() if reopen else None
             if problem is not None:
                 batch = self._line(problem) + batch
-            lost = target.write(batch) if batch else 0
-            if lost:
-                with self._changed:
-                    self.dropped += lost
-                    self._overflowed += lost
+            if batch:
+                self._write(target, batch)
+
+    def _write(self, target: Descriptor, batch: bytes) -> None:
+        if self._lost and not target.write(self._line(f"{self._lost} lines were dropped: they could not be written")):
+            self._lost = 0
+        lost = target.write(batch)
+        if lost:
+            self._lost += lost
+            with self._changed:
+                self.dropped += lost
 
 
 def _write_all(fd: int, data: bytes) -> int:

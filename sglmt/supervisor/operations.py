@@ -73,11 +73,8 @@ class Operations:
         self._closed: str | None = None
         self._count = 0
 
-    def begin(self, what: str, work: Work, queue: bool = True) -> Operation:
-        """Begin, or queue behind the others. `queue` False: it does not wait (it takes over from the running one).
-
-        Raises OperationError when the instance is ending.
-        """
+    def begin(self, what: str, work: Work) -> Operation:
+        """Begin, or queue behind the others. Raises OperationError when the instance is ending."""
         if self._closed is not None:
             raise OperationError(f"{what}: {self._closed}", ExitCode.STOPPING)
         for operation in self._operations.values():
@@ -87,20 +84,18 @@ class Operations:
         operation = Operation(self._count, what, self._log)
         self._operations[self._count] = operation
         self._operations.pop(self._count - KEPT_OPERATIONS, None)
-        task = asyncio.get_running_loop().create_task(self._carry_out(operation, work, queue))
+        task = asyncio.get_running_loop().create_task(self._carry_out(operation, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return operation
 
-    async def _carry_out(self, operation: Operation, work: Work, queue: bool) -> None:
+    async def _carry_out(self, operation: Operation, work: Work) -> None:
         try:
-            if queue:
-                async with self._one_at_a_time:
-                    operation.begun = True
-                    await self._unless_closed(operation, work)
-            else:
+            async with self._one_at_a_time:
                 operation.begun = True
-                await self._unless_closed(operation, work)
+                if self._closed is not None:
+                    raise OperationError(self._closed, ExitCode.STOPPING)
+                await work(operation)
         except SglmtError as error:
             operation.error, operation.exit_code = str(error), int(error.exit_code)
             self._log("error", "supervisor", f"{operation.what}: {error}")
@@ -113,11 +108,6 @@ class Operations:
         finally:
             operation.done = True
             operation.news.set()
-
-    async def _unless_closed(self, operation: Operation, work: Work) -> None:
-        if self._closed is not None:
-            raise OperationError(self._closed, ExitCode.STOPPING)
-        await work(operation)
 
     def _fail(self, error: Exception) -> None:
         def fail() -> None:

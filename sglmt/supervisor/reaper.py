@@ -6,8 +6,10 @@ are reaped by their owners; `reap_strangers` only ever takes others.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 _MOST_AT_ONCE = 256
 
@@ -15,8 +17,9 @@ _MOST_AT_ONCE = 256
 def reap_strangers(is_ours: Callable[[int], bool]) -> list[int]:
     """Reap ended children that `is_ours(pid)` denies; their pids.
 
-    Looks at each before it takes it. An ended child of our own at the head of the queue ends the round: its
-    owner is about to reap it, and the next round goes on behind it.
+    Looks at each before it takes it, and takes none of ours: one system call when nobody has ended. An ended child
+    of our own that its owner has not reaped yet may be the one the kernel shows first; then all children are gone
+    through.
     """
     reaped: list[int] = []
     for _ in range(_MOST_AT_ONCE):
@@ -24,11 +27,31 @@ def reap_strangers(is_ours: Callable[[int], bool]) -> list[int]:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             break
-        if ended is None or is_ours(ended.si_pid):
+        if ended is None:
             break
-        os.waitid(os.P_PID, ended.si_pid, os.WEXITED | os.WNOHANG)
+        if is_ours(ended.si_pid):
+            reaped += [pid for pid in _children() if not is_ours(pid) and _reap(pid)]
+            break
+        _reap(ended.si_pid)
         reaped.append(ended.si_pid)
     return reaped
+
+
+def _reap(pid: int) -> bool:
+    """Whether the child had ended; it is gone then."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG) is not None
+    except ChildProcessError:
+        return False
+
+
+def _children() -> list[int]:
+    """The children of all our threads; none where the kernel does not tell."""
+    found: list[int] = []
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += [int(pid) for pid in path.read_text().split()]
+    return found
 
 
 def is_init() -> bool:

@@ -52,9 +52,10 @@ class Recycler:
         return due
 
     def _too_old(self, sample: WorkerSample, now_s: float, max_lifetime_s: float | None) -> str | None:
-        share = self._share.setdefault(sample.life, 1.0 - JITTER * self._rand())
+        if sample.life not in self._share:
+            self._share[sample.life] = 1.0 - JITTER * self._rand()
         age_s = now_s - sample.ready_at_s
-        if max_lifetime_s is None or age_s < max_lifetime_s * share:
+        if max_lifetime_s is None or age_s < max_lifetime_s * self._share[sample.life]:
             return None
         return f"has served {age_s:.0f} s (--max-worker-lifetime {max_lifetime_s:g})"
 

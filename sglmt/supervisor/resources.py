@@ -144,6 +144,10 @@ class Resources:
             raise
         self._args = args
 
+    def may_start(self, now_s: float) -> bool:
+        """False for the few moments in which the zygote loads."""
+        return self._zygote is None or not self._zygote.is_worth_waiting_for(now_s)
+
     def start(self, command: Sequence[str], spec: ProcessSpec, generation: int) -> tuple[Slot, SpawnedChild]:
         """Start a life of `spec` in a fresh slot, published from before its first instruction.
 

@@ -284,6 +284,8 @@ class Supervisor:
             self._next_second_s = now_s + 1.0
             self._reporter.sample(now_s, self.crew.everybody(), self.resources)
             self._recycle(now_s)
+            if self._zygote is not None:
+                self._zygote.look_after(now_s)
             if strangers := reap_strangers(self._is_ours):
                 self._log("debug", "supervisor", f"reaped {len(strangers)} orphans of other processes")
 

@@ -32,10 +32,13 @@ from sglmt.ipc.zygote_protocol import (
 )
 from sglmt.messages.frame import Role
 from sglmt.supervisor.environment import child_environment
+from sglmt.supervisor.reaper import has_ended
 from sglmt.supervisor.services import Log
 from sglmt.supervisor.spawn import SpawnedChild, child_pipes, pid_fd
 
 FORK_WITHIN_S = 1.0
+RESTART_EVERY_S = 30.0
+WAITED_FOR_S = 4.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -53,6 +56,8 @@ class Zygote:
         self._prepare: Prepare | None = None
         self._is_prepared = False
         self.pid: int | None = None
+        self._next_start_s = 0.0
+        self._started_s = 0.0
 
     def start(self) -> None:
         """Start the process; failure only costs speed. The main thread's: PDEATHSIG follows the thread."""
@@ -83,6 +88,12 @@ class Zygote:
             theirs.close()
         self._connection = ours
         self._is_prepared = False
+        self._started_s = time.monotonic()
+
+    def is_worth_waiting_for(self, now_s: float) -> bool:
+        """Whether it has been started a moment ago and still loads: soon it forks in an instant what would cost a
+        processor seconds to spawn, and until then that would slow it down. `now_s` is monotonic."""
+        return self._connection is not None and now_s - self._started_s < WAITED_FOR_S and not self._usable()
 
     async def prepare(self, model_info: dict[str, Any], tokenizer_backend: str, deadline_s: float) -> None:
         """Have it load the model's tokenizer; returns when it has, or at monotonic `deadline_s` without it."""
@@ -154,10 +165,25 @@ class Zygote:
         """End this one and start another for the next children; those it forked are not concerned."""
         self._log("warning", "supervisor", f"zygote: {why}; starting another, children are spawned meanwhile")
         self.close()
+        self._restart()
+
+    def _restart(self) -> None:
         self.start()
         if self._connection is not None and self._prepare is not None:
             with contextlib.suppress(OSError):
                 self._send(self._prepare)
+
+    def look_after(self, now_s: float) -> None:
+        """Once a second: reap it when it has ended, and start another; not more often than now and then."""
+        if self.pid is not None and has_ended(self.pid):
+            if now_s >= self._next_start_s:
+                self._next_start_s = now_s + RESTART_EVERY_S
+                self._lost("it ended")
+            else:
+                self.close()
+        elif self.pid is None and self._prepare is not None and now_s >= self._next_start_s:
+            self._next_start_s = now_s + RESTART_EVERY_S
+            self._restart()
 
     def close(self) -> None:
         """End it and reap it."""

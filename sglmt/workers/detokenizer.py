@@ -154,6 +154,7 @@ class DetokenizerManager:
         self._ask_what_is_over()
         slot = self._child.slot
         slot[SlotWord.IN_FLIGHT] = len(self._texts)
+        slot[SlotWord.RETAINED] = self._texts.retained
         slot[SlotWord.BACKLOG_BYTES] = self._scheduler.backlog_bytes + self._workers.backlog_bytes
         slot[SlotWord.DROPPED_MESSAGES] = self._scheduler.dropped + self._workers.dropped
         slot[SlotWord.LATE_ROWS] = self._workers.late

@@ -67,6 +67,11 @@ class RowText:
     def __len__(self) -> int:
         return len(self._states)
 
+    @property
+    def retained(self) -> int:
+        """Of how many requests something is kept."""
+        return len(self._states) + len(self._ended)
+
     def held(self) -> list[int]:
         """The keys something is kept of."""
         return [*self._states, *self._ended]
@@ -142,11 +147,11 @@ class RowText:
         new_ids, error = self._split_at_bad_id(ids[skip:])
         text = text_state.push(new_ids)
         used = text_state.used
+        if (finish is not None or error is not None) and text_state.matched is None:
+            text += text_state.finish()
         if error is not None and text_state.matched is None:
             self._end_with_error(rows, row, key, state, skip, used, text, error)
             return
-        if finish is not None and text_state.matched is None:
-            text += text_state.finish()
         state.chars += len(text)
         state.next_offset += used
         rows.kept.append(row)

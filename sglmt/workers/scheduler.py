@@ -184,6 +184,7 @@ class Scheduler:
         slot[SlotWord.RUNNING] = len(self._running)
         slot[SlotWord.QUEUED] = len(self._queue)
         slot[SlotWord.IN_FLIGHT] = len(self._running) + len(self._queue)
+        slot[SlotWord.RETAINED] = len(self._ledger.records)
         slot[SlotWord.BACKLOG_BYTES] = self._emitter.backlog_bytes
         slot[SlotWord.DROPPED_MESSAGES] = self._emitter.dropped + (self._router.dropped if self._router else 0)
 
@@ -364,11 +365,13 @@ class Scheduler:
                     self._end(record, _abort(503, "paused", "generation was paused and running requests aborted"))
         elif mode == "retract":
             for record in list(self._running.values()):
-                request = record.payload
+                request, deadline_s = record.payload, self._deadlines.get(record.key)
                 self._release(record)
                 record.stage = Stage.QUEUED
+                if deadline_s is not None:
+                    self._deadlines[record.key] = deadline_s
                 if isinstance(request, TokenizedGenerateReqInput | TokenizedEmbeddingReqInput):
-                    self._queue.push(record, request.priority, suspect=False)
+                    self._queue.push(record, request.priority, suspect=record.key in self._suspects.suspects)
 
     def _set_up_engine(self, before: ControlState, after: ControlState) -> None:
         """Bring adapters and weights from one state to another. Raises EngineError; what was done stays done."""

@@ -449,6 +449,7 @@ def run(child: ChildContext) -> None:
     info = msgspec.convert(child.arguments.model_info, ModelInfo)
     forked_with = child.preloaded if isinstance(child.preloaded, Preloaded) else None
     loaded = take_or_load(forked_with, info, child.args.tokenizer_backend)
+    _ = loaded.tokenizer.length_bound  # built now, not by the first long prompt
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(child, loaded.tokenizer, loaded.template))
 

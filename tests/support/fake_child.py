@@ -4,7 +4,7 @@ Run as `fake_child.py PLAN --bootstrap-fd N LABEL`. PLAN is JSON: label (or role
 
 - `start`: `ready` (default), `hang`, `exit:<code>`, `failed:<reason>`, `kill:<signal>`
 - `then`: `serve` (default), `exit:<code>`, `kill:<signal>`, `silent`; once `after_file` exists, if given
-- `until`: the last generation that misbehaves (absent: all do)
+- `since`, `until`: the first and the last generation that misbehave (absent: all do)
 - `say`: lines for stderr; `last_words`: text without a newline at its end, just before a misbehaviour at start
 - `ignore_term`, `ignore_probe`, `orphan` (outlives its supervisor), `grandchild` (starts a `sleep`): true
 """
@@ -32,7 +32,7 @@ BEAT_S = 0.02
 def plan_for(plan: dict[str, dict[str, Any]], label: str, generation: int) -> dict[str, Any]:
     """What this life is to do."""
     chosen = plan.get(label) or plan.get(label.partition(":")[0]) or plan.get("*") or {}
-    return {} if generation > chosen.get("until", generation) else chosen
+    return chosen if chosen.get("since", 0) <= generation <= chosen.get("until", generation) else {}
 
 
 def misbehave(deed: str, ready_fd: int) -> None:

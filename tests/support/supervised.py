@@ -31,10 +31,18 @@ def fake_command(plan: dict[str, dict[str, Any]]) -> tuple[str, ...]:
 class Supervised:
     """A supervisor being run, and what it said."""
 
-    def __init__(self, args: ServerArgs, plan: dict[str, dict[str, Any]], resolver: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        args: ServerArgs,
+        plan: dict[str, dict[str, Any]],
+        resolver: tuple[str, ...],
+        reread: Callable[[], ServerArgs] | None = None,
+    ) -> None:
         self.lines: list[tuple[str, str, str]] = []
         self.ready = False
-        self.supervisor = Supervisor(args, self._log, self._on_ready, command=fake_command(plan), resolver=resolver)
+        self.supervisor = Supervisor(
+            args, self._log, self._on_ready, command=fake_command(plan), resolver=resolver, reread=reread
+        )
         self.exit_code: int | None = None
 
     def _log(self, level: str, source: str, text: str) -> None:
@@ -72,10 +80,13 @@ class Supervised:
 
 @contextlib.asynccontextmanager
 async def supervised(
-    args: ServerArgs, plan: dict[str, dict[str, Any]] | None = None, resolver: tuple[str, ...] = RESOLVER
+    args: ServerArgs,
+    plan: dict[str, dict[str, Any]] | None = None,
+    resolver: tuple[str, ...] = RESOLVER,
+    reread: Callable[[], ServerArgs] | None = None,
 ) -> AsyncIterator[Supervised]:
     """Run a supervisor around the block; it is stopped, by force if need be, when the block ends."""
-    running = Supervised(args, plan or {}, resolver)
+    running = Supervised(args, plan or {}, resolver, reread)
 
     async def run() -> None:
         running.exit_code = await running.supervisor.run()

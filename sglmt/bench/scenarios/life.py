@@ -14,10 +14,12 @@ from sglmt.bench.figures import Result, at_most
 from sglmt.bench.scenarios.streaming import API_PATHS, streaming_body
 from sglmt.bench.server import Server, has_verb
 from sglmt.errors import DeadlineError
+from sglmt.supervisor.restart_policy import RestartPolicy
 
 MEGABYTE = 1_000_000
 POLL_S = 0.0005
 REPLACED_WITHIN_S = 30.0
+STABLE_S = RestartPolicy().stable_s + 0.5  # after this an end is answered with an immediate restart
 
 
 def scenarios() -> dict[str, Callable[[Bench, str], Result]]:
@@ -98,14 +100,18 @@ def measure_idle(bench: Bench, name: str) -> Result:
 
 
 def measure_restart(bench: Bench, name: str) -> Result:
-    """`kill -9` of the only worker; a new connection waits in the listening socket for its replacement."""
-    result = Result(name, {"workers": 1, "router": "always"})
+    """`kill -9` of the only worker; a new connection waits in the listening socket for its replacement.
+
+    Each victim has run long enough to count as stable: one that dies soon after its start is restarted with a delay.
+    """
+    result = Result(name, {"workers": 1, "router": "always", "stable_s": STABLE_S})
     with Server(
         bench.runtime_dir, "--workers", "1", "--router", "always", "--simulator-step-ms", "0", "--max-restarts", "1000"
     ) as server:
         _request(server.port, time.monotonic() + REPLACED_WITHIN_S)
-        for repeat in range(2 * bench.repeats):
-            bench.say(f"{name}: kill {repeat + 1} of {2 * bench.repeats}")
+        for repeat in range(bench.repeats):
+            time.sleep(STABLE_S)
+            bench.say(f"{name}: kill {repeat + 1} of {bench.repeats}")
             pid = next(pid for pid, role in server.processes().items() if role == "tokenizer_worker")
             killed_s = time.monotonic()
             os.kill(pid, signal.SIGKILL)

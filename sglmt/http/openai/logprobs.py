@@ -44,15 +44,15 @@ def completion_logprobs(
     ids: Sequence[int], logprobs: TokenLogprobs, offsets: TextOffsets, context: FormatContext
 ) -> dict[str, list[Any] | None]:
     """The `logprobs` object of a completion choice; `top_logprobs` holds the chosen token too."""
-    token_text, token_bytes = context.token_text, context.token_bytes
+    token_bytes = context.token_bytes
     tops: list[dict[str, float | None] | None] | None = None if logprobs.top is None else []
     for index, token_id in enumerate(ids):
         if tops is None or logprobs.top is None:
             break
         chosen = logprobs.chosen[index]
-        tops.append(None if chosen is None else _alternatives(token_id, chosen, logprobs.top[index], token_text))
+        tops.append(None if chosen is None else _alternatives(token_id, chosen, logprobs.top[index], context))
     return {
-        "tokens": [token_text(token_id) for token_id in ids],
+        "tokens": [_token_name(token_id, context) for token_id in ids],
         "token_logprobs": [finite(value) for value in logprobs.chosen[: len(ids)]],
         "top_logprobs": tops,
         "text_offset": [offsets.take(token_bytes(token_id)) for token_id in ids],
@@ -60,13 +60,21 @@ def completion_logprobs(
 
 
 def _alternatives(
-    token_id: int, chosen: float, top: list[tuple[int, float]], token_text: Any
+    token_id: int, chosen: float, top: list[tuple[int, float]], context: FormatContext
 ) -> dict[str, float | None]:
     entries: dict[str, float | None] = {}
     for other, logprob in top:
-        entries.setdefault(token_text(other), finite(logprob))
-    entries.setdefault(token_text(token_id), finite(chosen))
+        entries.setdefault(_token_name(other, context), finite(logprob))
+    entries.setdefault(_token_name(token_id, context), finite(chosen))
     return entries
+
+
+def _token_name(token_id: int, context: FormatContext) -> str:
+    """A token's text; one that is no text by itself is `bytes:\\xe6\\x9d`, as this API has it."""
+    text = context.token_text(token_id)
+    if "\ufffd" not in text:
+        return text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in context.token_bytes(token_id))
 
 
 def chat_logprobs(ids: Sequence[int], logprobs: TokenLogprobs, context: FormatContext) -> dict[str, list[Any] | None]:

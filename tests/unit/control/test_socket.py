@@ -50,7 +50,7 @@ class Running:
         self.path = path
         self.instance = FakeInstance()
         self.logs = LogSink("info")
-        self.server = ControlServer(path, Context(instance=self.instance, logs=self.logs, drain_s=30.0))
+        self.server = ControlServer(path, Context(instance=self.instance, logs=self.logs, drain_s=lambda: 30.0))
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
@@ -308,7 +308,7 @@ def test_a_socket_of_a_killed_run_is_replaced_and_removed_at_the_end(tmp_path: P
 
 @pytest.mark.parametrize("name", ["x" * 120, "absent/control.sock"])
 def test_a_path_that_cannot_be_bound_is_named(tmp_path: Path, name: str) -> None:
-    server = ControlServer(tmp_path / name, Context(instance=FakeInstance(), logs=LogSink("info"), drain_s=1.0))
+    server = ControlServer(tmp_path / name, Context(instance=FakeInstance(), logs=LogSink("info"), drain_s=lambda: 1.0))
     with pytest.raises(ResourceError, match=name[:20]):
         asyncio.run(server.start())
 

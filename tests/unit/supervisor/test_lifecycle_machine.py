@@ -7,7 +7,7 @@ may be stopped (then only KILL helps), and is reaped some time after its death.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -21,7 +21,9 @@ from sglmt.supervisor.lifecycle import (
     DumpStacks,
     Event,
     Exited,
+    GenerationTaken,
     HeartbeatLost,
+    PolicyChanged,
     ProcessLife,
     Ready,
     ResetRequested,
@@ -71,6 +73,7 @@ class World(RuleBasedStateMachine):
         self.process: Process | None = None
         self.asked_spawn: int | None = None  # a Spawn not answered yet
         self.spawned: list[int] = []
+        self.taken: set[int] = set()
         self.reaped: list[int] = []
         self.wanted = Wanted.STOPPED
         self.fatal = False
@@ -99,7 +102,7 @@ class World(RuleBasedStateMachine):
                 assert self.process is None, "two processes in one slot"
                 assert self.asked_spawn is None, "two spawns at once"
                 assert self.wanted is Wanted.RUNNING, "started after stop"
-                assert generation == len(self.spawned) + 1
+                assert generation == max([*self.spawned, *self.taken], default=0) + 1
                 self.spawned.append(generation)
                 self.asked_spawn, self.fatal = generation, False
             case Signal(generation, sig):
@@ -142,6 +145,17 @@ class World(RuleBasedStateMachine):
     @rule()
     def reset(self) -> None:
         self.feed(ResetRequested())
+
+    @rule(ahead=st.integers(-2, 3))
+    def another_slot_takes_a_generation(self, ahead: int) -> None:
+        number = max(1, self.life.generation + ahead)
+        if number not in self.spawned:
+            self.taken.add(number)
+            self.feed(GenerationTaken(number))
+
+    @rule(stable_s=st.sampled_from([0.0, 10.0]), max_restarts=st.integers(0, 3))
+    def limits_change(self, stable_s: float, max_restarts: int) -> None:
+        self.feed(PolicyChanged(replace(self.life.policy, stable_s=stable_s, max_restarts=max_restarts)))
 
     # time
 

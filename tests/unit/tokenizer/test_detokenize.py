@@ -278,3 +278,16 @@ def test_real_tokenizers(kind: str) -> None:
     for start in range(0, len(readable), 977):
         ids = readable[start : start + 977]
         assert stream(tokenizer, ids, False) == tokenizer.decode(ids, False)
+
+
+@given(st.lists(st.integers(0, 40), max_size=20), st.booleans())
+def test_special_tokens_that_are_shown(ids: list[int], skip: bool) -> None:
+    """Those and no others appear among what is skipped; with nothing skipped it makes no difference."""
+    tokenizer = synthetic.loaded("byte-level")
+    shown, hidden = sorted(tokenizer.special_ids)[:2]
+    ids = [*ids, shown, hidden, *ids, shown]
+    detokenizer = IncrementalDetokenizer(tokenizer.table, skip, shown_ids=(shown,))
+    text = "".join(detokenizer.push_one(token_id) for token_id in ids) + detokenizer.finish()
+    kept = ids if not skip else [i for i in ids if i == shown or i not in tokenizer.special_ids]
+    assert text == tokenizer.decode(kept, skip_special_tokens=False)
+    assert tokenizer.id_to_token(shown) in text

@@ -78,7 +78,7 @@ def text_of(ids: Sequence[int], spec: TextSpec, kind: str, matched: str | int | 
     """Cut `ids` where they stop being output, and say what the text is."""
     for count in range(1, len(ids) + 1):
         if not 0 <= ids[count - 1] < VOCAB:
-            return Expected(list(ids[: count - 1]), _sent(ids[: count - 1], spec), "error", None, [])
+            return text_of(ids[: count - 1], spec, "error", None)
         stop = first_stop(decoded(ids[:count], False), spec.stop)
         if stop is not None:
             return _stopped(ids[:count], spec, decoded(ids[:count], False), stop)
@@ -92,18 +92,6 @@ def text_of(ids: Sequence[int], spec: TextSpec, kind: str, matched: str | int | 
 def _stopped(ids: Sequence[int], spec: TextSpec, text: str, stop: tuple[int, str]) -> Expected:
     end, matched = stop
     return Expected(list(ids), text[: end if spec.no_stop_trim else end - len(matched)], "stop", matched, [])
-
-
-def _sent(ids: Sequence[int], spec: TextSpec) -> str:
-    """What may be sent while more could follow: not the beginning of a stop string at the end."""
-    text = decoded(ids, False)
-    if spec.no_stop_trim:
-        return text
-    held = max(
-        (n for stop in spec.stop for n in range(1, len(stop)) if text.endswith(stop[:n])),
-        default=0,
-    )
-    return text[: len(text) - held]
 
 
 def expected(request: TokenizedGenerateReqInput, engine: SimulatorEngine) -> Expected:

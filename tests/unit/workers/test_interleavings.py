@@ -13,6 +13,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from typing import Literal
 from zlib import crc32
 
 from hypothesis import HealthCheck, settings
@@ -148,6 +149,14 @@ class Interleavings(RuleBasedStateMachine):
             for other in self.asked:
                 other.may_be_aborted |= other.rid == one.rid
 
+    @rule(mode=st.sampled_from([None, None, "retract", "in_place"]))
+    def pause(self, mode: Literal["retract", "in_place"] | None) -> None:
+        """Generation is paused, or goes on."""
+        if mode is None:
+            self.world.change_control(paused=False)
+        else:
+            self.world.change_control(paused=True, pause_mode=mode)
+
     # the network
 
     def _link(self, which: int):  # type: ignore[no-untyped-def]
@@ -213,7 +222,7 @@ class Interleavings(RuleBasedStateMachine):
     def storm(
         self, seed: int, rounds: int, loss: float, repeats: float, delay: float, stalled: int, deaths: float
     ) -> None:
-        """Many of the small steps above in one, with the given odds; to some addresses nothing comes through."""
+        """Many of the small steps above in one, with the given odds; on some links nothing comes through."""
         world, rng = self.world, Random(seed)
         for _ in range(rounds):
             world.clock.now_s += rng.choice((0.003, STEP_S, STEP_S, 0.06, 0.3))
@@ -320,6 +329,7 @@ class Interleavings(RuleBasedStateMachine):
 
     def _come_to_rest(self) -> None:
         world = self.world
+        world.change_control(paused=False)
         for link in world.network.links.values():
             link.blocked = False
         for place in world.places():
@@ -375,7 +385,7 @@ class Interleavings(RuleBasedStateMachine):
 
 TestInterleavings = Interleavings.TestCase
 TestInterleavings.settings = settings(
-    max_examples=300,
+    max_examples=200,
     stateful_step_count=40,
     deadline=None,
     derandomize="CI" in os.environ,

@@ -27,6 +27,7 @@ from sglmt.messages.to_scheduler import (
     TokenizedGenerateReqInput,
 )
 from sglmt.messages.to_worker import BatchStrOutput, UnknownRequests
+from sglmt.workers.scheduler import MARKERS_WITHIN_S
 
 WorldOf = Callable[..., World]
 
@@ -151,6 +152,23 @@ def test_an_embedding_whose_row_was_lost_is_sent_again(world_of: WorldOf) -> Non
         link.frames.clear()
     world.flow(150)
     assert sink.finishes == 1
+
+
+def test_a_stop_string_frees_the_slot_and_the_scheduler_keeps_what_the_client_has(world_of: WorldOf) -> None:
+    world = world_of()
+    asked = [ask(world, tokens=400, prompt=1 + n, stop=("ab",)) for n in range(12)]
+    checked = 0
+    for _ in range(60):
+        world.flow(1)
+        records = scheduler(world)._ledger.records
+        for one in asked:
+            if one.sink.finish is not None and one.key in records:
+                assert records[one.key].output_ids in (one.sink.ids, [*one.sink.ids, records[one.key].output_ids[-1]])
+                checked += records[one.key].output_ids == one.sink.ids
+                assert len(records[one.key].output_ids) - len(one.sink.ids) <= 1  # the word is under way
+    check_all(asked)
+    assert checked > 0
+    assert scheduler(world)._running == {}
 
 
 # refusals have an address
@@ -294,6 +312,7 @@ def test_only_the_requests_of_a_dead_detokenizer_are_replayed(world_of: WorldOf)
     world.flow(30)
     check_all(asked)
     emitter = scheduler(world)._emitter
+    assert world.counter(SlotWord.GAP_ROWS) == 0  # nobody had to notice a gap first
     assert world.counter(SlotWord.RESUMES) == sum(emitter.detokenizer_of(one.key) == 0 for one in asked) == 4
 
 
@@ -417,6 +436,24 @@ def test_the_rid_of_a_stream_that_continues_cannot_be_taken_from_it(world_of: Wo
     stream.sink.check_complete()
 
 
+def test_a_row_of_a_replaced_attempt_is_not_delivered_even_where_it_would_fit(world_of: WorldOf) -> None:
+    world = world_of()
+    one = ask(world, tokens=10)
+    world.flow(1)
+    frontend = worker(world).machine.frontend
+    frontend.take_unknown(UnknownRequests(requests=[(one.key, 1)]))
+    assert one.request.attempt == 2
+    columns = {"keys": pack("Q", [one.key]), "offsets": pack("I", [0]), "text_offsets": pack("I", [0])}
+    stale = BatchStrOutput(**columns, attempts=pack("I", [1]), output_ids=pack_ragged("I", [[9]]), texts=["x"])
+    frontend.take_batch(stale)
+    assert (one.request.tokens, one.sink.ids) == (0, [])
+    assert world.counter(SlotWord.STALE_ATTEMPT_ROWS) == 1
+    frontend.take_unknown(UnknownRequests(requests=[(one.key, 1)]))  # an old answer changes nothing
+    assert one.request.attempt == 2
+    world.flow(20)
+    one.sink.check_complete()
+
+
 def test_two_lives_of_a_worker_are_both_served(world_of: WorldOf) -> None:
     """During a roll, in both modes."""
     for options in ({}, {"workers": 1, "detokenizers": 1}):
@@ -431,6 +468,56 @@ def test_two_lives_of_a_worker_are_both_served(world_of: WorldOf) -> None:
         world.close()
         (world.run_dir / "page").unlink()
         world.close = lambda: None  # type: ignore[method-assign]
+
+
+# control state
+
+
+def change(world: World, **fields: Any) -> None:
+    """A change of the control state, and the time until it is carried out."""
+    world.change_control(**fields)
+    world.flow(1)
+    world.clock.now_s += MARKERS_WITHIN_S
+    world.flow(1)
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_paused_requests_go_on_exactly_where_they_were(world_of: WorldOf, mode: str) -> None:
+    world = world_of()
+    asked = [ask(world, n % 2, tokens=30, prompt=1 + n % 12, logprobs=LogprobSpec(), stop=("cab",)) for n in range(8)]
+    world.flow(4)
+    change(world, paused=True, pause_mode=mode)
+    before = [list(one.sink.ids) for one in asked]
+    late = ask(world, 0, tokens=5)
+    world.flow(20)
+    assert [one.sink.ids for one in asked] == before
+    assert late.sink.ids == []
+    assert scheduler(world)._engine.has_work() == (mode == "in_place")
+    change(world, paused=False)
+    world.flow(60)
+    check_all([*asked, late])
+
+
+def test_a_pause_may_abort_what_runs_and_waits(world_of: WorldOf) -> None:
+    world = world_of(max_running_requests=1)
+    asked = [ask(world, tokens=100) for _ in range(3)]
+    world.flow(2)
+    change(world, paused=True, pause_mode="abort")
+    assert [one.sink.finish.code for one in asked if one.sink.finish is not None] == ["paused"] * 3
+    assert not scheduler(world)._engine.has_work()
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_a_deadline_holds_while_a_request_is_paused(world_of: WorldOf, mode: str) -> None:
+    world = world_of()
+    one = ask(world, tokens=300, deadline_s=world.clock.now_s + MARKERS_WITHIN_S + 1.0)
+    world.flow(3)
+    change(world, paused=True, pause_mode=mode)
+    assert one.sink.finish is None
+    world.clock.now_s += 1.0
+    world.flow(2)
+    assert one.sink.finish is not None
+    assert one.sink.finish.code == "deadline_exceeded"
 
 
 # peers that do not take anything

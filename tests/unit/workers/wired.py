@@ -15,8 +15,9 @@ from typing import Any
 
 from reference import SEED, Expected, check_continuation, simulator, text_of, token_table
 
+from sglmt.control.state import ControlState, write_state
 from sglmt.ipc.addresses import http_worker_ipc, ipc_address
-from sglmt.ipc.state_page import Phase, Slot, SlotWord, StatePage
+from sglmt.ipc.state_page import HeaderWord, Phase, Slot, SlotWord, StatePage
 from sglmt.messages.frame import FrameWriter, Role
 from sglmt.messages.sampling import FinishReason, TextSpec, TokenLogprobs
 from sglmt.messages.to_detokenizer import BatchEmbeddingOutput
@@ -54,7 +55,8 @@ class FakeClock:
 class Link:
     """Frames under way from one life to one address, in order. `blocked`: the peer takes nothing now."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, source: str, address: str) -> None:
+        self.source = source
         self.address = address
         self.frames: deque[bytes] = deque()
         self.blocked = False
@@ -62,7 +64,7 @@ class Link:
     @property
     def name(self) -> str:
         """The same in every run."""
-        return self.address.rpartition("/")[2]
+        return f"{self.source} to {self.address.rpartition('/')[2]}"
 
 
 class Network:
@@ -75,7 +77,7 @@ class Network:
 
     def link(self, source: str, address: str) -> Link:
         """The link from `source` to `address`."""
-        return self.links.setdefault((source, address), Link(address))
+        return self.links.setdefault((source, address), Link(source, address))
 
     def busy(self) -> list[Link]:
         """Links with something under way."""
@@ -310,6 +312,12 @@ class World:
             return DetokenizerManager(child, RowText(token_table(), child.slot))
         return MultiTokenizerRouter(child) if role is Role.ROUTER else WorkerShell(child)
 
+    def change_control(self, **fields: Any) -> None:
+        """The supervisor changes the control state. Workers confirm nothing here: the scheduler gives them up."""
+        version = self.page.header(HeaderWord.CONTROL_VERSION) + 2
+        write_state(self.run_dir, ControlState(version=version, **fields))
+        self.page.set_header(HeaderWord.CONTROL_VERSION, version)
+
     def seed_of(self, generation: int) -> int:
         """The seed of the engine of a scheduler life."""
         return SEED + generation if self.sampled else SEED
@@ -400,7 +408,7 @@ class CheckedSink:
         logprobs: TokenLogprobs | None,
         finish: FinishReason,
     ) -> None:
-        if finish.code == "aborted":  # an end somewhere: whatever was held back is flushed there
+        if finish.kind == "abort":  # an end somewhere: whatever was held back is flushed there
             ids = [*self.ids, *token_ids]
             assert ids == self.wanted.ids[: len(ids)]
             assert self.text + text == text_of(ids, self._spec, "abort", None).text

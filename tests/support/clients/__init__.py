@@ -1,0 +1,1 @@
+"""Other people's clients against live servers: an opt-in check, see `scripts/clients`."""
