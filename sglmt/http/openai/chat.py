@@ -86,7 +86,7 @@ def parse_chat(body: bytes, limits: ModelLimits) -> GenerationRequest:
     rids = checks.request_ids(fields.rid, 1, n)
     max_tokens = _max_tokens(fields)
     sampling, text = openai_sampling(fields, limits, max_tokens)
-    output = _output_plan(fields, chat.tools, limits)
+    output = _output_plan(fields, chat, limits)
     if output is not None:
         shown = limits.output.shown_ids(output.tools is not None, limits.output.reasoning is not None)
         text = msgspec.structs.replace(text, shown_ids=shown)
@@ -112,9 +112,9 @@ def parse_chat(body: bytes, limits: ModelLimits) -> GenerationRequest:
     )
 
 
-def _output_plan(fields: ChatBody, tools: list[dict[str, Any]] | None, limits: ModelLimits) -> OutputPlan | None:
+def _output_plan(fields: ChatBody, chat: ChatRender, limits: ModelLimits) -> OutputPlan | None:
     """How the answer is taken apart; None when all of it is text."""
-    names = None if tools is None or limits.output.calls is None else tool_names(tools)
+    names = None if chat.tools is None or limits.output.calls is None else tool_names(chat.tools)
     if names is None and limits.output.reasoning is None:
         return None
     return OutputPlan(
@@ -122,6 +122,7 @@ def _output_plan(fields: ChatBody, tools: list[dict[str, Any]] | None, limits: M
         tools=names,
         max_calls=1 if fields.parallel_tool_calls is False else None,
         separate_reasoning=fields.separate_reasoning is not False,
+        continued=chat.messages[-1]["content"] if chat.continue_final_message else None,
     )
 
 

@@ -16,7 +16,7 @@ from sglmt.http.output.pieces import (
     Text,
     merged,
 )
-from sglmt.http.output.reasoning import ReasoningSplitter, thinks_at_once
+from sglmt.http.output.reasoning import ReasoningSplitter, thinks_at_once, thinks_on
 from sglmt.http.output.rules import OutputRules
 
 PORTION_CHARS = 4096
@@ -24,12 +24,17 @@ PORTION_CHARS = 4096
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """What one request wants of its answers. `tools`: names of the offered functions, None to leave calls as text."""
+    """What one request wants of its answers.
+
+    `tools`: names of the offered functions, None to leave calls as text. `continued`: the message that the answer
+    continues, None when it is a message of its own.
+    """
 
     rules: OutputRules
     tools: frozenset[str] | None = None
     max_calls: int | None = None
     separate_reasoning: bool = True
+    continued: str | None = None
 
 
 class MessageParser:
@@ -40,10 +45,7 @@ class MessageParser:
         self._calls: CallParser | None = None
         if plan.tools is not None and plan.rules.calls is not None:
             self._calls = CALL_FORMATS[plan.rules.calls](plan.tools, plan.max_calls)
-        self._reasoning: ReasoningSplitter | None = None
-        if plan.rules.reasoning is not None:
-            opened = thinks_at_once(plan.rules.reasoning, prompt)
-            self._reasoning = ReasoningSplitter(opened, verbatim=not plan.separate_reasoning)
+        self._reasoning = _splitter(plan, prompt)
 
     @property
     def has_reasoned(self) -> bool:
@@ -67,6 +69,15 @@ class MessageParser:
         for piece in pieces:
             out += self._calls.feed(piece.text) if isinstance(piece, Text) else [piece]
         return merged(out)
+
+
+def _splitter(plan: OutputPlan, prompt: str) -> ReasoningSplitter | None:
+    style, verbatim = plan.rules.reasoning, not plan.separate_reasoning
+    if style is None:
+        return None
+    if not plan.continued:
+        return ReasoningSplitter(thinks_at_once(style, prompt), verbatim)
+    return ReasoningSplitter(True, verbatim, begun=True) if thinks_on(style, plan.continued) else None
 
 
 def parse_whole(parser: MessageParser, text: str) -> Message:

@@ -22,20 +22,26 @@ def thinks_at_once(style: str, prompt: str) -> bool:
     return style == "deepseek-r1" and not end.endswith(CLOSE)
 
 
+def thinks_on(style: str, continued: str) -> bool:
+    """Whether an answer that continues this text continues the reasoning in it."""
+    opened, closed = continued.rfind(OPEN), continued.rfind(CLOSE)
+    return opened > closed or (style == "deepseek-r1" and closed < 0)
+
+
 class ReasoningSplitter:
     """Splits one answer. White space around the tags is layout and dropped, with the tags.
 
-    `opened`: it begins inside the reasoning. `verbatim`: nothing is dropped, tags and white space belong to the
+    `opened`: it begins inside the reasoning, `begun`: in the middle of it. `verbatim`: nothing is dropped, tags and white space belong to the
     reasoning. `found` tells whether there was any.
     """
 
     __slots__ = ("_begun", "_buffer", "_state", "_verbatim", "found")
 
-    def __init__(self, opened: bool, verbatim: bool = False) -> None:
+    def __init__(self, opened: bool, verbatim: bool = False, begun: bool = False) -> None:
         self._state = "inside" if opened else "start"
         self._verbatim = verbatim
         self._buffer = ""
-        self._begun = False  # inside, behind the opening tag and white space
+        self._begun = begun  # inside, behind the opening tag and white space
         self.found = opened
 
     def feed(self, text: str) -> list[Piece]:

@@ -172,6 +172,23 @@ def test_reasoning(style: str | None, prompt: str, text: str, reasoning: str, co
     assert "".join(piece.text for piece in kept if isinstance(piece, Text | Reasoning)) == text
 
 
+@pytest.mark.parametrize(
+    ("style", "continued", "text", "reasoning", "content"),
+    [
+        ("qwen3", "<think>so", " far</think>\nyes", " far", "yes"),
+        ("qwen3", "<think>so</think>far", " yes <think>", "", " yes <think>"),
+        ("qwen3", "so far", "<think>", "", "<think>"),
+        ("deepseek-r1", "so", " far</think>yes", " far", "yes"),
+        ("deepseek-r1", "so</think>far", " yes", "", " yes"),
+        ("qwen3", "", "<think>a</think>b", "a", "b"),
+    ],
+)
+def test_continuing_a_message(style: str, continued: str, text: str, reasoning: str, content: str) -> None:
+    parser = MessageParser(OutputPlan(OutputRules(None, style), continued=continued), f"prompt {continued}")
+    message = whole_message(parser.feed(text) + parser.close())
+    assert (message.reasoning, message.content) == (reasoning, content)
+
+
 def test_calls_follow_reasoning_and_what_is_only_thought_of_is_no_call() -> None:
     call = f"<tool_call>{A}</tool_call>"
     text = f"<think>{call}?</think>\n\n{call}"
