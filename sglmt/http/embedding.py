@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -100,14 +99,14 @@ class EmbeddingSink:
     def admitted(self, request: LiveRequest) -> None:
         """Nothing is written before the end."""
 
-    def row(self, request: LiveRequest, text: str, token_ids: array[int], logprobs: TokenLogprobs | None) -> None:
+    def row(self, request: LiveRequest, text: str, token_ids: Sequence[int], logprobs: TokenLogprobs | None) -> None:
         """Embeddings have no text."""
 
     def finished(
         self,
         request: LiveRequest,
         text: str,
-        token_ids: array[int],
+        token_ids: Sequence[int],
         logprobs: TokenLogprobs | None,
         finish: FinishReason,
     ) -> None:

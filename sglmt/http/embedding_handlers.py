@@ -14,10 +14,10 @@ from functools import partial
 from sglmt.http.app import Call, Handler, refuse_when_draining
 from sglmt.http.embedding import EmbeddingContext, EmbeddingRequest, EmbeddingResult, EmbeddingRow, EmbeddingSink
 from sglmt.http.errors import bad_field, context_too_long
-from sglmt.http.generation_handlers import INLINE_TEXT_CHARS
 from sglmt.http.limits import ModelLimits
 from sglmt.http.native.encode import parse_encode
 from sglmt.http.openai.embeddings import parse_embedding
+from sglmt.http.prompts import INLINE_TEXT_CHARS
 from sglmt.http.service import Service
 from sglmt.messages.columns import pack
 from sglmt.messages.to_scheduler import TokenizedEmbeddingReqInput

@@ -6,20 +6,20 @@ twice a request.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from sglmt.http.app import Call, Handler, refuse_when_draining
-from sglmt.http.errors import bad_request, context_too_long, from_finish
+from sglmt.http.errors import from_finish
 from sglmt.http.formatting import ChoiceResult, ChoiceUsage, FormatContext, Formatter
-from sglmt.http.generation import ChatRender, GenerationRequest
+from sglmt.http.generation import GenerationRequest
 from sglmt.http.limits import ModelLimits
 from sglmt.http.native.generate import parse_generate
 from sglmt.http.openai.chat import parse_chat
 from sglmt.http.openai.completions import parse_completion
+from sglmt.http.prompts import tokenize
 from sglmt.http.service import Service
 from sglmt.http.streams import CollectSink, StreamSink
 from sglmt.ipc.state_page import SlotWord
@@ -29,7 +29,6 @@ from sglmt.messages.to_scheduler import TokenizedGenerateReqInput
 from sglmt.status.metric_words import AbortCause, Outcome, abort_word
 from sglmt.workers.live_request import LiveRequest, Sink
 
-INLINE_TEXT_CHARS = 8192  # longer prompts are rendered and tokenized in a thread, off the event loop
 _SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 Parser = Callable[[bytes, ModelLimits], GenerationRequest]
@@ -65,55 +64,6 @@ async def generate(call: Call, parse: Parser) -> None:
         await _answer_stream(call, request, formatter, prompt_ids, samplings)
     else:
         await _answer_whole(call, request, formatter, prompt_ids, samplings)
-
-
-async def tokenize(service: Service, request: GenerationRequest) -> list[tuple[Sequence[int], str]]:
-    """(ids, text) of every prompt; the text is empty where only ids were given and nobody needs it."""
-    chat = request.chat
-    texts = [item.text for item in request.prompts] if chat is None else [await _render(service, chat)]
-    given = [text for text in texts if text is not None]
-    for text in given:
-        refuse_surely_too_long(service, text)
-    encoded = iter(await encode_all(service, given, request.add_special_tokens))
-    result: list[tuple[Sequence[int], str]] = []
-    for item, prompt in zip(request.prompts, texts, strict=True):
-        if prompt is None:
-            ids: Sequence[int] = item.input_ids or []
-            result.append((ids, service.tokenizer.decode(ids, skip_special_tokens=False) if request.echo else ""))
-            continue
-        ids = next(encoded)
-        if not ids:
-            raise bad_request("the prompt has no tokens; send at least one", "prompt")
-        result.append((ids, prompt))
-    return result
-
-
-async def _render(service: Service, chat: ChatRender) -> str:
-    """The prompt of a chat; a long one is rendered in a thread."""
-    template = service.template
-    if template is None:
-        raise bad_request("this model has no chat template; use /v1/completions or start with --chat-template")
-    if chat.size <= INLINE_TEXT_CHARS:
-        return chat.render(template)
-    return await asyncio.get_running_loop().run_in_executor(None, chat.render, template)
-
-
-def refuse_surely_too_long(service: Service, text: str) -> None:
-    """Raise ApiError `context_length_exceeded` for a text that cannot fit, without tokenizing it."""
-    length, bound = service.limits.context_length, service.tokenizer.length_bound
-    if bound is None or len(text) <= length:
-        return
-    fewest = bound.fewest_tokens(text)
-    if fewest > length:
-        raise context_too_long(length, f"the prompt has at least {fewest} tokens")
-
-
-async def encode_all(service: Service, texts: list[str], add_special_tokens: bool) -> list[array[int]]:
-    """The ids of each text; much that has to be encoded does not hold up the streams of this worker."""
-    plans = [service.encode_cache.plan(text, add_special_tokens) for text in texts]
-    if sum(plan.missing_chars for plan in plans) <= INLINE_TEXT_CHARS:
-        return [plan.encode() for plan in plans]
-    return await asyncio.get_running_loop().run_in_executor(None, lambda: [plan.encode() for plan in plans])
 
 
 def _format_context(call: Call, request: GenerationRequest, prompts: list[tuple[Sequence[int], str]]) -> FormatContext:

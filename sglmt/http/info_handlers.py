@@ -7,7 +7,6 @@ import time
 
 from sglmt.http.app import Call, Handler
 from sglmt.http.errors import unavailable
-from sglmt.http.generation_handlers import encode_all
 from sglmt.http.native.abort import parse_abort
 from sglmt.http.native.info import model_info_body
 from sglmt.http.native.tokenize import (
@@ -18,6 +17,7 @@ from sglmt.http.native.tokenize import (
     tokenize_body,
 )
 from sglmt.http.openai.models import model_body, models_body
+from sglmt.http.prompts import encode_all
 from sglmt.status.metrics import CONTENT_TYPE
 
 ENGINE_PROBE_S = 20.0

@@ -47,9 +47,12 @@ class ConnectionListener(Protocol):
 class Connection(HttpToolsProtocol):
     """One client connection. `scope["state"]["connection"]` of every request on it."""
 
-    def __init__(self, server: HttpServer) -> None:
+    def __init__(self, server: HttpServer, accepted: socket.socket, plain: bool) -> None:
+        """`accepted` is the connection's own socket, which the transport owns and closes; `plain`: no TLS on it."""
         super().__init__(server.config, server.state, {"connection": self}, server.loop)
         self._server = server
+        self._send = accepted.send
+        self._plain = plain
         self.listeners: set[ConnectionListener] = set()
         self.was_made = False
         self._idle_since_s = server.loop.time()
@@ -60,6 +63,25 @@ class Connection(HttpToolsProtocol):
     def write_paused(self) -> bool:
         """Whether the client reads slower than we write."""
         return self.flow.write_paused
+
+    def write_straight(self, data: bytes) -> bool:
+        """Send on the socket itself, without the transport's bookkeeping; the transport takes what does not fit.
+
+        Only for who has seen `nothing_waits` and is the only writer since. False: from now on something waits.
+        """
+        try:
+            sent = self._send(data)
+        except OSError:  # full, or broken: the transport knows what to do
+            sent = 0
+        if sent == len(data):
+            return True
+        self.transport.write(data[sent:])
+        return False
+
+    @property
+    def nothing_waits(self) -> bool:
+        """Whether `write_straight` may be used: plain TCP, and all that was written has left."""
+        return self._plain and not self.transport.get_write_buffer_size()
 
     @property
     def is_lost(self) -> bool:
@@ -295,7 +317,7 @@ class HttpServer:
 
     async def _hand_over(self, connection: socket.socket) -> None:
         """Start the protocol of an accepted connection (it is counted already), after the handshake where TLS is on."""
-        protocol = Connection(self)
+        protocol = Connection(self, connection, plain=self._tls is None)
         patience_s = None if self._tls is None else HANDSHAKE_WITHIN_S
         try:
             await self.loop.connect_accepted_socket(

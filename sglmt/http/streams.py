@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sglmt.http.errors import ApiError, from_finish, internal_error
 from sglmt.http.formatting import SSE_KEEP_ALIVE, ChoiceResult, ChoiceUsage, Formatter
@@ -39,8 +38,9 @@ class Flusher:
         """One write a sink."""
         if self._dirty:
             dirty, self._dirty = self._dirty, []
+            now_s = time.monotonic()
             for sink in dirty:
-                sink.flush()
+                sink.flush(now_s)
 
 
 def usage_of(request: LiveRequest) -> ChoiceUsage:
@@ -59,15 +59,16 @@ class StreamSink:
     __slots__ = (
         "_admitted",
         "_buffer",
-        "_buffer_bytes",
         "_choices",
         "_connection",
+        "_delta",
         "_flusher",
         "_formatter",
         "_is_dirty",
         "_on_slow",
         "_open",
         "_remaining",
+        "_straight",
         "admission",
         "done",
         "failure",
@@ -86,13 +87,14 @@ class StreamSink:
         loop = asyncio.get_running_loop()
         self._connection = connection
         self._formatter = formatter
+        self._delta = formatter.delta
         self._choices = choices
         self._remaining = choices
         self._flusher = flusher
+        self._straight = False  # nothing waits in the transport, and nobody else writes: straight to the socket
         self._on_slow = on_slow
         self._admitted: set[int] = set()
         self._buffer: list[bytes] = []
-        self._buffer_bytes = 0
         self._is_dirty = False
         self._open = False
         self.admission: asyncio.Future[None] = loop.create_future()
@@ -119,15 +121,21 @@ class StreamSink:
         if len(self._admitted) == self._choices and not self.admission.done():
             self.admission.set_result(None)
 
-    def row(self, request: LiveRequest, text: str, token_ids: array[int], logprobs: TokenLogprobs | None) -> None:
+    def row(self, request: LiveRequest, text: str, token_ids: Sequence[int], logprobs: TokenLogprobs | None) -> None:
         if not self._open:
             self._note_admission(request.choice)
         try:
             if request.input_logprobs is not None:
                 self._put(self._take_input_logprobs(request))
-            self._put(self._formatter.delta(request.choice, text, token_ids, logprobs))
+            data = self._delta(request.choice, text, token_ids, logprobs)
         except Exception:
             self._fail_by_our_fault()
+            return
+        if data:
+            self._buffer.append(data)
+            if not self._is_dirty and self._open:
+                self._is_dirty = True
+                self._flusher.add(self)
 
     def _take_input_logprobs(self, request: LiveRequest) -> bytes:
         input_logprobs, request.input_logprobs = request.input_logprobs, None
@@ -137,7 +145,7 @@ class StreamSink:
         self,
         request: LiveRequest,
         text: str,
-        token_ids: array[int],
+        token_ids: Sequence[int],
         logprobs: TokenLogprobs | None,
         finish: FinishReason,
     ) -> None:
@@ -190,29 +198,34 @@ class StreamSink:
             self._buffer.insert(0, data)
         else:
             self._buffer.append(data)
-        self._buffer_bytes += len(data)
         if self._open and not self._is_dirty:
             self._is_dirty = True
             self._flusher.add(self)
 
-    def flush(self) -> None:
-        """Write what was collected, unless the client does not read."""
+    def flush(self, now_s: float | None = None) -> None:
+        """Write what was collected as one HTTP chunk, unless the client does not read."""
         self._is_dirty = False
-        if not self._buffer or not self._open:
+        buffer = self._buffer
+        if not buffer or not self._open:
             return
         connection = self._connection
-        if connection.write_paused:
-            if self._buffer_bytes > MAX_UNSENT_BYTES:
-                self._on_slow()
-            return
-        if connection.is_lost:
-            self._buffer.clear()
-            return
-        data = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
-        self._buffer.clear()
-        self._buffer_bytes = 0
-        self.last_write_s = time.monotonic()
-        connection.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        if not self._straight:
+            if connection.write_paused:
+                if sum(map(len, buffer)) > MAX_UNSENT_BYTES:
+                    self._on_slow()
+                return
+            if connection.is_lost:
+                buffer.clear()
+                return
+            self._straight = connection.nothing_waits
+        data = buffer[0] if len(buffer) == 1 else b"".join(buffer)
+        buffer.clear()
+        self.last_write_s = now_s or time.monotonic()
+        chunk = b"%x\r\n%b\r\n" % (len(data), data)
+        if self._straight:
+            self._straight = connection.write_straight(chunk)
+        else:
+            connection.transport.write(chunk)
 
     def take_rest(self) -> bytes:
         """Everything not yet written, the tail included; the caller sends it with the end of the body."""
@@ -230,6 +243,7 @@ class StreamSink:
         self.flush()
 
     def connection_lost(self) -> None:
+        self._straight = False
         if not self.admission.done():
             self.admission.cancel()
         if not self.done.done():
@@ -252,7 +266,7 @@ class CollectSink:
     def admitted(self, request: LiveRequest) -> None:
         """Nothing is written before the end."""
 
-    def row(self, request: LiveRequest, text: str, token_ids: array[int], logprobs: TokenLogprobs | None) -> None:
+    def row(self, request: LiveRequest, text: str, token_ids: Sequence[int], logprobs: TokenLogprobs | None) -> None:
         self._texts[request.choice].append(text)
         if logprobs is not None:
             self._logprobs[request.choice].append(logprobs)
@@ -261,7 +275,7 @@ class CollectSink:
         self,
         request: LiveRequest,
         text: str,
-        token_ids: array[int],
+        token_ids: Sequence[int],
         logprobs: TokenLogprobs | None,
         finish: FinishReason,
     ) -> None:

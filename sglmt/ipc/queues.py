@@ -44,6 +44,8 @@ class Inbox:
 
     def receive(self) -> bytes | None:
         """The next frame, or None when there is none now."""
+        if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:  # cheaper than the exception
+            return None
         try:
             return self._socket.recv(zmq.DONTWAIT)
         except zmq.Again:

@@ -19,6 +19,7 @@ import re
 import secrets
 import stat
 import struct
+import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ NAME_PREFIX = "multi_tokenizer_args_"
 SEGMENT_BYTES = 256 * 1024
 PROTOCOL_VERSION = 1
 
+_RETRY_EVERY_S = 0.002
 _MAGIC = b"SGLMTARG"
 _HEADER = struct.Struct("<8sIIQIIdQII")
 _NAME_PATTERN = re.compile(rf"{NAME_PREFIX}(\d+)_[0-9a-f]{{16}}")
@@ -136,30 +138,37 @@ def read_header(path: Path) -> SegmentHeader:
     return _read(path)[0]
 
 
-def read_arguments(name: str, instance_id: int, directory: Path = SHM_DIR) -> tuple[Arguments, int]:
+def read_arguments(
+    name: str, instance_id: int, directory: Path = SHM_DIR, deadline_s: float = 0.0
+) -> tuple[Arguments, int]:
     """(content, revision) of the segment `name`.
 
     Raises SegmentError, naming the segment, when it is missing, malformed, of another owner or instance. A
-    reader that meets a write in progress sees a bad checksum and tries again a few times.
+    reader may meet a write in progress, however long the writer is kept from going on: it tries again until
+    `deadline_s` (monotonic). The writer itself has nothing to wait for.
     """
     path = directory / name
     if not _NAME_PATTERN.fullmatch(name):
         raise SegmentError(f"segment {name!r}: not a name of ours")
-    problem: SegmentError | None = None
-    for _ in range(50):
+    while True:
         try:
-            header, payload = _read(path)
-            if header.instance_id != instance_id:
-                raise SegmentError(f"segment {path}: of instance {header.instance_id:016x}, this is {instance_id:016x}")
-            if zlib.crc32(payload) != header.checksum:
-                raise SegmentError(f"segment {path}: checksum does not match")
-            return msgspec.msgpack.decode(payload, type=Arguments), header.revision
-        except msgspec.MsgspecError as error:
-            problem = SegmentError(f"segment {path}: {error}")
-        except SegmentError as error:
-            problem = error
-    assert problem is not None
-    raise problem
+            return _read_once(path, instance_id)
+        except SegmentError:
+            if time.monotonic() >= deadline_s:
+                raise
+        time.sleep(_RETRY_EVERY_S)
+
+
+def _read_once(path: Path, instance_id: int) -> tuple[Arguments, int]:
+    header, payload = _read(path)
+    if header.instance_id != instance_id:
+        raise SegmentError(f"segment {path}: of instance {header.instance_id:016x}, this is {instance_id:016x}")
+    if zlib.crc32(payload) != header.checksum:
+        raise SegmentError(f"segment {path}: checksum does not match")
+    try:
+        return msgspec.msgpack.decode(payload, type=Arguments), header.revision
+    except msgspec.MsgspecError as error:
+        raise SegmentError(f"segment {path}: {error}") from error
 
 
 def sweep(directory: Path = SHM_DIR) -> list[str]:

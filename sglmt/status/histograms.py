@@ -24,3 +24,37 @@ class Words(Protocol):
 def observe(slot: Words, first_word: int, value_us: int, bounds_us: tuple[int, ...]) -> None:
     """Count one value in the histogram that begins at `first_word`."""
     slot.add(first_word + bisect_left(bounds_us, value_us))
+
+
+class Tally:
+    """Counts many values of one histogram, most of which fall into the same bucket: one look-up a run of them."""
+
+    __slots__ = ("_bounds_us", "_bucket", "_count", "_first_word", "_high_us", "_low_us", "_slot", "sum_us")
+
+    def __init__(self, slot: Words, first_word: int, bounds_us: tuple[int, ...]) -> None:
+        self._slot = slot
+        self._first_word = first_word
+        self._bounds_us = bounds_us
+        self._low_us, self._high_us = 0, -1  # no bucket yet
+        self._bucket = 0
+        self._count = 0
+        self.sum_us = 0
+
+    def add(self, value_us: int) -> None:
+        """Count one value."""
+        self.sum_us += value_us
+        if self._low_us < value_us <= self._high_us:
+            self._count += 1
+            return
+        self.flush()
+        bounds_us, bucket = self._bounds_us, bisect_left(self._bounds_us, value_us)
+        self._bucket = bucket
+        self._low_us = bounds_us[bucket - 1] if bucket else -1
+        self._high_us = bounds_us[bucket] if bucket < len(bounds_us) else 1 << 62
+        self._count = 1
+
+    def flush(self) -> None:
+        """Write what was counted."""
+        if self._count:
+            self._slot.add(self._first_word + self._bucket, self._count)
+            self._count = 0

@@ -81,6 +81,7 @@ __all__ = [
     "StartRequested", "State", "StopRequested", "Tick", "Transition", "Wanted", "describe_exit", "new_life", "step",
 ]  # fmt: skip
 
+DID_NOT_END = "did not end within"  # how the log says that a process had to be killed
 LATE_TICK_S = 5.0
 KILL_RETRY_S = 5.0  # KILL again, and say so, while a killed process is not reaped
 

@@ -27,6 +27,7 @@ from sglmt.supervisor.topology import START_ORDER, most_workers
 
 _WORKERS = frozenset({"worker", "workers"})  # what people call a tokenizer_worker
 _SLACK_S = 10.0
+RECYCLE_PAUSE_S = 60.0  # after a replacement that failed
 
 
 class Host(Protocol):
@@ -73,6 +74,7 @@ class LiveOperations:
         self._scaled_to: int | None = None
         self._signalled = 0
         self._scalings_asked = 0
+        self._recycle_not_before_s = 0.0
 
     # --- how many workers -------------------------------------------------------------------------------
 
@@ -221,13 +223,17 @@ class LiveOperations:
         await self._operations.until(rolled)
 
     def recycle(self, name: str, reason: str) -> None:
-        """Replace one worker because it is due; only while nothing else is done."""
-        if self._operations.idle:
+        """Replace one worker because it is due; only while nothing else is done, and not soon after one failed."""
+        if self._operations.idle and time.monotonic() >= self._recycle_not_before_s:
             self._operations.begin(f"recycle {name}", lambda op: self._recycle(op, name, reason))
 
     async def _recycle(self, operation: Operation, name: str, reason: str) -> None:
         operation.say(reason)
-        await self._roll(operation, [name])
+        try:
+            await self._roll(operation, [name])
+        except OperationError:
+            self._recycle_not_before_s = time.monotonic() + RECYCLE_PAUSE_S
+            raise
 
     # --- configuration ----------------------------------------------------------------------------------
 

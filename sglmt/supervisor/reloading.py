@@ -20,8 +20,24 @@ FIXED = frozenset(
     {
         "detokenizers", "router", "name", "host", "port", "uds", "uds_mode", "model_path", "tokenizer_path",
         "context_length", "trust_remote_code", "engine", "engine_threads", "engine_cache_mb",
-        "disaggregation_mode", "simulator_step_ms", "simulator_tokens", "simulator_seed", "max_running_requests",
-        "max_queued_requests", "runtime_dir", "log_format", "log_dir", "log_max_bytes", "log_keep",
+        "disaggregation_mode", "simulator_step_ms", "simulator_tokens", "simulator_seed", "simulator_poison",
+        "max_running_requests", "max_queued_requests", "runtime_dir", "log_format", "log_dir", "log_max_bytes", "log_keep",
+    }
+)  # fmt: skip
+# What workers are started with: new ones go by it.
+OF_WORKERS = frozenset(
+    {
+        "ssl_certfile", "ssl_keyfile", "keep_alive_timeout", "receive_timeout", "served_model_name", "chat_template",
+        "tool_call_parser", "reasoning_parser", "tokenizer_backend", "tokenizer_cache_mb", "max_request_bytes",
+        "max_prompts_per_request", "engine_wait", "max_resubmits", "api_key", "api_key_file", "admin_key",
+        "admin_key_file", "cors_origin", "allowed_host",
+    }
+)  # fmt: skip
+# What the supervisor goes by, and tells everybody where they need it.
+OF_SUPERVISOR = frozenset(
+    {
+        "workers", "start_timeout", "heartbeat_timeout", "engine_step_timeout", "drain_timeout", "max_restarts",
+        "restart_window", "restart_backoff_max", "max_worker_rss", "max_worker_lifetime", "log_level",
     }
 )  # fmt: skip
 # Facts of the model that running requests depend on, in every process that has them loaded.

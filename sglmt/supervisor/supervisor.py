@@ -391,7 +391,7 @@ class Supervisor:
     def _recycle(self, now_s: float) -> None:
         """Replace a worker that has served long enough or grown too large."""
         limits = (self.args.max_worker_rss_bytes, self.args.max_worker_lifetime)
-        if limits == (None, None) or self._stop is not None or self._live_operations is None:
+        if limits == (None, None) or self._stop is not None or self._draining or self._live_operations is None:
             return
         samples = [
             WorkerSample(p.name, (p.name, p.run.generation), p.life.ready_at_s, rss_bytes(p.run.child.pid))

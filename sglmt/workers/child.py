@@ -26,7 +26,7 @@ import msgspec
 import setproctitle
 
 from sglmt.control.state import Applied
-from sglmt.errors import ExitCode, SglmtError
+from sglmt.errors import ExitCode, SegmentError, SglmtError
 from sglmt.ipc.bootstrap import Bootstrap, read_bootstrap
 from sglmt.ipc.queues import Transport
 from sglmt.ipc.shared_memory import Arguments, read_arguments
@@ -40,6 +40,7 @@ ROLE_MODULES = {
     Role.TOKENIZER_WORKER: "sglmt.workers.tokenizer_worker",
 }
 _PR_SET_PDEATHSIG = 1
+_SEGMENT_WITHIN_S = 3.0
 
 
 class ChildContext:
@@ -59,7 +60,7 @@ class ChildContext:
         self.slot.enter(Phase.BOOTING)
         self.writer = FrameWriter(bootstrap.instance_id, bootstrap.role, bootstrap.index, bootstrap.generation)
         self._segment = Path(bootstrap.segment_path)
-        self.arguments, self.segment_revision = self._read_segment()
+        self.arguments, self.segment_revision = self._read_segment(time.monotonic() + _SEGMENT_WITHIN_S)
         self.args = self.arguments.server_args
         self.transport = Transport()
         self.clock: Callable[[], float] = time.monotonic
@@ -74,13 +75,15 @@ class ChildContext:
             print(f"{level.upper()} {text}", file=sys.stderr, flush=True)
 
     def reread_arguments(self) -> Arguments:
-        """Read the segment again when the supervisor has written a newer revision."""
+        """What the segment holds; read again when the supervisor has written a newer revision. Never waits: as long as
+        it cannot be read (somebody removed or damaged it) what is known stays."""
         if self.page.header(HeaderWord.SEGMENT_REVISION) != self.segment_revision:
-            self.arguments, self.segment_revision = self._read_segment()
+            with contextlib.suppress(SegmentError):
+                self.arguments, self.segment_revision = self._read_segment(0.0)
         return self.arguments
 
-    def _read_segment(self) -> tuple[Arguments, int]:
-        return read_arguments(self._segment.name, self.instance_id, self._segment.parent)
+    def _read_segment(self, deadline_s: float) -> tuple[Arguments, int]:
+        return read_arguments(self._segment.name, self.instance_id, self._segment.parent, deadline_s)
 
     def ready(self, info: Any = None) -> None:
         """Tell the supervisor that this process can do its work; a scheduler adds what its engine is."""

@@ -8,6 +8,7 @@ and sends the list of live requests when it is due.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from typing import Protocol
 
 from sglmt.delivery.keys import make_key, make_life
@@ -21,11 +22,14 @@ from sglmt.messages.sampling import FinishReason
 from sglmt.messages.to_detokenizer import BatchEmbeddingOutput
 from sglmt.messages.to_scheduler import AbortReq, ControlMarker, LiveRequestsReq, ResumeReq
 from sglmt.messages.to_worker import BatchStrOutput, UnknownRequests
-from sglmt.status.histograms import LATENCY_BUCKETS, observe
+from sglmt.status.histograms import LATENCY_BUCKETS, Tally, observe
 from sglmt.status.metric_words import count_early_end
 from sglmt.workers.child import ChildContext
 from sglmt.workers.live_request import LiveRequest, Sink, Submission
 from sglmt.workers.peers import PeerOutbox
+
+PlainRow = tuple[int, int, int, int, int, str]
+"""(key, attempt, offset, text offset, token id, text) of a row of one token."""
 
 
 class OpenStream(Protocol):
@@ -111,8 +115,13 @@ class Frontend:
         live_get = self.live.get
         now_s = self._clock()
         slot = self.slot
-        new_tokens = gaps_us = 0
-        for row, key in enumerate(keys):
+        gaps = Tally(slot, SlotWord.ITL_BUCKETS, LATENCY_BUCKETS)
+        rows: Iterable[int] = range(len(keys))
+        new_tokens = 0
+        if batch.output_ids.lengths is None and not extras:
+            rows = self._take_plain_rows(zip(keys, attempts, offsets, text_offsets, ids, texts, strict=True), gaps)
+        for row in rows:
+            key = keys[row]
             request = live_get(key)
             if request is None:
                 slot.add(SlotWord.LATE_ROWS)
@@ -156,9 +165,7 @@ class Frontend:
                 if request.first_token_at_s is None:
                     self._first_token(request, now_s)
                 else:
-                    gap_us = int((now_s - request.last_token_at_s) * 1e6)
-                    gaps_us += gap_us
-                    observe(slot, SlotWord.ITL_BUCKETS, gap_us, LATENCY_BUCKETS)
+                    gaps.add(int((now_s - request.last_token_at_s) * 1e6))
                 request.last_token_at_s = now_s
             if extras and self._take_extras(batch, row, request, text, new_ids, skip_tokens):
                 continue
@@ -167,9 +174,39 @@ class Frontend:
             elif not request.admitted:
                 request.admitted = True
                 request.sink.admitted(request)
+        gaps.flush()
         slot.add(SlotWord.ROWS_IN, len(keys))
         slot.add(SlotWord.OUTPUT_TOKENS, new_tokens)
-        slot.add(SlotWord.ITL_SUM_US, gaps_us)
+        slot.add(SlotWord.ITL_SUM_US, gaps.sum_us)
+
+    def _take_plain_rows(self, rows: Iterable[PlainRow], gaps: Tally) -> list[int]:
+        """Deliver the rows (of one token each) that continue exactly where their request stands, as nearly all do;
+        returns the numbers of the others. The hot loop of a worker."""
+        live_get = self.live.get
+        now_s = self._clock()
+        others: list[int] = []
+        new_tokens = 0
+        for row, (key, attempt, offset, text_offset, token_id, text) in enumerate(rows):
+            request = live_get(key)
+            if (
+                request is None
+                or request.tokens != offset
+                or request.chars != text_offset
+                or request.attempt != attempt
+                or not offset
+            ):
+                others.append(row)
+                continue
+            request.tokens = offset + 1
+            request.chars = text_offset + len(text)
+            request.output_ids.append(token_id)
+            if request.measured:
+                new_tokens += 1
+            gaps.add(int((now_s - request.last_token_at_s) * 1e6))
+            request.last_token_at_s = now_s
+            request.sink.row(request, text, (token_id,), None)
+        self.slot.add(SlotWord.OUTPUT_TOKENS, new_tokens)
+        return others
 
     def _take_extras(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -20,14 +21,14 @@ class Sink(Protocol):
     def admitted(self, request: LiveRequest) -> None:
         """The scheduler has taken the request."""
 
-    def row(self, request: LiveRequest, text: str, token_ids: array[int], logprobs: TokenLogprobs | None) -> None:
+    def row(self, request: LiveRequest, text: str, token_ids: Sequence[int], logprobs: TokenLogprobs | None) -> None:
         """New text and ids."""
 
     def finished(
         self,
         request: LiveRequest,
         text: str,
-        token_ids: array[int],
+        token_ids: Sequence[int],
         logprobs: TokenLogprobs | None,
         finish: FinishReason,
     ) -> None:

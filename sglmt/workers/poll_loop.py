@@ -16,6 +16,7 @@ from sglmt.ipc.queues import Inbox
 from sglmt.workers.child import ChildContext
 
 HOUSEKEEPING_INTERVAL_S = 0.05
+HOUSEKEEPING_SLACK_S = 0.025  # it rides on the next wake-up, and causes one of its own only when none comes
 _LONGEST_WAIT_S = 0.25  # the heartbeat is written at least this often
 
 
@@ -36,7 +37,7 @@ class PollLoop:
     def wait(self, until_s: float | None) -> None:
         """Sleep until there is something to do, at most until monotonic `until_s` (None: as long as it likes)."""
         now_s = time.monotonic()
-        wait_s = min(self._next_housekeeping_s - now_s, _LONGEST_WAIT_S)
+        wait_s = min(self._next_housekeeping_s + HOUSEKEEPING_SLACK_S - now_s, _LONGEST_WAIT_S)
         if until_s is not None:
             wait_s = min(wait_s, until_s - now_s)
         ready = dict(self._poller.poll(max(0, int(wait_s * 1000 + 0.999))))

@@ -15,7 +15,7 @@ import os
 import socket
 import time
 import traceback
-from array import array
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -64,6 +64,7 @@ from sglmt.workers.live_request import LiveRequest
 from sglmt.workers.preloaded import Preloaded, take_or_load
 
 TICK_S = 0.05
+TICK_SLACK_S = 0.025
 BUSY_TICK_S = 0.002  # while something is kept back for the next hop
 PROBE_PATIENCE_S = 2.0
 SILENT_NS = 500_000_000  # a worker without a heartbeat for so long takes no connections: nobody waits for it
@@ -101,6 +102,7 @@ class TokenizerWorker:
         self._accepted_before: dict[tuple[int, int], int] = {}
         self._accepts_since_ns = 0
         self._stopping = asyncio.Event()
+        self._ticked_at_s = 0.0
         self._control = ControlFollower(child, self._apply_control)
         self.frontend.confirm_control(self._control.state.version)
 
@@ -132,7 +134,7 @@ class TokenizerWorker:
             recent_accepts=self._recent_accepts,
             tls=tls,
         )
-        loop.add_reader(self._inbox.fd, self._drain_inbox)
+        loop.add_reader(self._inbox.fd, self._wake_for_inbox)
         loop.add_reader(self._child.death_fd, self._child.supervisor_is_gone)
         gc.collect()
         gc.freeze()
@@ -149,10 +151,13 @@ class TokenizerWorker:
         self._inbox.close()
 
     async def _probe_then_accept(self) -> None:
-        """Take connections as soon as a first request has come back (or others already serve)."""
+        """Take connections as soon as a first request has come back (or others already serve).
+
+        While generation is paused none comes back: a worker that starts then is not to be taken for one that hangs.
+        """
         if self._child.page.header(HeaderWord.READY):
             self._server.start_accepting()
-        while not await self.probe_engine(time.monotonic() + PROBE_PATIENCE_S):
+        while not self._control.state.paused and not await self.probe_engine(time.monotonic() + PROBE_PATIENCE_S):
             self._child.log("debug", "no answer to the first request yet")
         self._child.probed()
         self._server.start_accepting()
@@ -160,15 +165,24 @@ class TokenizerWorker:
     async def _tick_forever(self) -> None:
         next_second_s = 0.0
         while True:
-            await asyncio.sleep(BUSY_TICK_S if self.frontend.unsent_bytes else TICK_S)
-            self._tick()
+            await asyncio.sleep(BUSY_TICK_S if self.frontend.unsent_bytes else self._until_tick_s())
+            if self.frontend.unsent_bytes or self._tick_is_due():
+                self._tick()
             if time.monotonic() >= next_second_s:
                 next_second_s = time.monotonic() + 1.0
                 self._server.tick()
                 self.frontend.keep_streams_alive()
                 self._fail_what_waits_too_long()
 
+    def _tick_is_due(self) -> bool:
+        return time.monotonic() - self._ticked_at_s >= TICK_S
+
+    def _until_tick_s(self) -> float:
+        """A tick rides on the next message, and causes a wake-up of its own only when none comes."""
+        return max(BUSY_TICK_S, self._ticked_at_s + TICK_S + TICK_SLACK_S - time.monotonic())
+
     def _tick(self) -> None:
+        self._ticked_at_s = time.monotonic()
         self._drain_inbox()
         self._control.poll()
         self.frontend.tick()
@@ -225,15 +239,21 @@ class TokenizerWorker:
                 ),
             )
 
-    def _drain_inbox(self) -> None:
-        """Every frame there is (the descriptor is edge-triggered), then one write a stream."""
+    def _wake_for_inbox(self) -> None:
+        """The descriptor of the inbox is readable."""
         try:
-            while (frame := self._inbox.receive()) is not None:
-                self._take(frame)
-            self.flusher.flush()
+            self._drain_inbox()
+            if self._tick_is_due():
+                self._tick()
         except Exception:  # a fault of ours: end loudly, the supervisor starts a fresh worker
             traceback.print_exc()
             os._exit(ExitCode.FAILURE)
+
+    def _drain_inbox(self) -> None:
+        """Every frame there is (the descriptor is edge-triggered), then one write a stream."""
+        while (frame := self._inbox.receive()) is not None:
+            self._take(frame)
+        self.flusher.flush()
 
     def _take(self, frame: bytes) -> None:
         prefix = self._receiver.prefix(frame)
@@ -412,14 +432,14 @@ class _ProbeSink:
     def admitted(self, request: LiveRequest) -> None:
         """Not yet an answer."""
 
-    def row(self, request: LiveRequest, text: str, token_ids: array[int], logprobs: TokenLogprobs | None) -> None:
+    def row(self, request: LiveRequest, text: str, token_ids: Sequence[int], logprobs: TokenLogprobs | None) -> None:
         """Not yet the end."""
 
     def finished(
         self,
         request: LiveRequest,
         text: str,
-        token_ids: array[int],
+        token_ids: Sequence[int],
         logprobs: TokenLogprobs | None,
         finish: FinishReason,
     ) -> None:

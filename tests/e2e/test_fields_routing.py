@@ -42,6 +42,7 @@ def nothing_unexplained(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "served" in request.fixturenames:
         instance: Instance = request.getfixturevalue("served")
+        post(instance, "/continue_generation")  # a test that failed does not take the others with it
         wait_until(lambda: not busy(instance), 5, "nothing is left in flight")
         wait_until(lambda: look(instance).state == "running", 20, "everybody is there")
         counters = look(instance).totals.counters
@@ -110,9 +111,7 @@ def test_a_pause_holds_in_every_worker_and_in_one_that_starts_meanwhile(served: 
         paused = await asyncio.to_thread(post, served, "/pause_generation", mode=mode)
         assert paused.status_code == 200, paused.text
         names = {f"tokenizer_worker:{index}" for index in range(WORKERS)}
-        assert names | {"scheduler", "router"} <= {name.removesuffix(":0") for name in paused.json()["confirmed"]} | {
-            *paused.json()["confirmed"]
-        }
+        assert names | {"scheduler", "router"} <= set(paused.json()["confirmed"])
         tokens_before = look(served).totals.output_tokens
         async with streams_to(served) as streams:
             first = [streams.start("/generate", **native(5)) for _ in range(20)]

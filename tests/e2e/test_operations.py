@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import os
 import signal
 import socket
 import subprocess
+import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,9 @@ import httpx
 import pytest
 
 from sglmt.errors import ExitCode
-from tests.support.instance import Instance
-from tests.support.serving import Stream, get, look, post, streams_to, until
+from tests.support.instance import COMMAND, Instance
+from tests.support.leaks import note_launcher
+from tests.support.serving import Stream, get, look, post, streams_to, supervisor_pid, until
 from tests.support.steady_load import steady_load
 from tests.support.wait import wait_until
 
@@ -330,3 +334,40 @@ def test_workers_are_replaced_after_their_lifetime(instance: Instance) -> None:
     instance.launch(*SIMULATOR, "--workers", "2", "--max-worker-lifetime", "4")
     asyncio.run(scenario())
     assert "--max-worker-lifetime 4" in instance.logs()
+
+
+def test_a_terminal_that_goes_away_ends_the_instance_and_a_hangup_by_hand_reloads_it(instance: Instance) -> None:
+    ours, theirs = os.openpty()
+    os.set_blocking(ours, False)
+
+    def be_in_terminal() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    command = [str(COMMAND), *instance.launch_arguments(*SIMULATOR, "--no-live")]
+    launcher = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=be_in_terminal
+    )
+    os.close(theirs)
+    try:
+        wait_until(lambda: supervisor_pid(instance) and look(instance).state == "running", 60, "READY")
+        note_launcher(launcher.pid)
+        before = workers(instance)
+        os.kill(launcher.pid, signal.SIGHUP)
+        wait_until(lambda: not set(workers(instance).values()) & set(before.values()), 30, "HUP replaces all workers")
+        wait_until(lambda: look(instance).operation is None, 20, "the reload ends")
+        read_all(ours)
+        os.close(ours)  # the kernel sends HUP
+        assert launcher.wait(20) == 0
+    finally:
+        if launcher.poll() is None:
+            launcher.kill()
+            launcher.wait()
+
+
+def read_all(fd: int) -> bytes:
+    """What is there now."""
+    parts: list[bytes] = []
+    with contextlib.suppress(BlockingIOError):
+        while part := os.read(fd, 65536):
+            parts.append(part)
+    return b"".join(parts)

@@ -50,7 +50,9 @@ def test_status_for_machines(shared: Instance) -> None:
     roles = [row["role"] for row in snapshot["processes"]]
     assert sorted(set(roles)) == ["detokenizer", "router", "scheduler", "supervisor", "tokenizer_worker"]
     assert all(psutil.pid_exists(row["pid"]) and row["state"] == "RUNNING" for row in snapshot["processes"])
+    assert snapshot["model"] == "SmolLM2-135M-Instruct.Q4_1.gguf"  # nobody named one
     segment = Path("/dev/shm") / snapshot["shm"]["name"]
+    assert snapshot["shm"]["path"] == str(segment)
     assert segment.stat().st_mode & 0o777 == 0o600
 
 

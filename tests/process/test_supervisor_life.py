@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from sglmt.errors import ExitCode
-from sglmt.ipc.shared_memory import SHM_DIR, read_arguments
+from sglmt.ipc.shared_memory import SEGMENT_BYTES, SHM_DIR, read_arguments
 from sglmt.ipc.state_page import HeaderWord, SlotWord
 from sglmt.messages.frame import Role
 from sglmt.server_args import ServerArgs
@@ -413,7 +413,9 @@ def test_damaged_segment_is_written_again_before_a_spawn(make_args: MakeArgs) ->
         async with supervised(make_args()) as running:
             await ready(running)
             resources = running.supervisor.resources
-            for damage in (lambda p: p.unlink(), lambda p: os.truncate(p, 10), lambda p: p.write_bytes(b"\xff" * 99)):
+            for damage in (
+                lambda p: p.unlink(), lambda p: os.truncate(p, 10), lambda p: p.write_bytes(b"\xff" * SEGMENT_BYTES),
+            ):  # fmt: skip
                 damage(resources.segment.path)
                 worker = running.process("tokenizer_worker:0")
                 generation = worker.life.generation

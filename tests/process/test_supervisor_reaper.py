@@ -25,6 +25,13 @@ middle = os.posix_spawn("/bin/sh", ["sh", "-c", "for i in 1 2 3; do sh -c 'exit 
 os.waitpid(middle, 0)
 strangers = []
 until(lambda: strangers.extend(reap_strangers(lambda pid: False)) or len(strangers) == 3)
+own = os.posix_spawn("/bin/sh", ["sh", "-c", "exit 3"], os.environ)
+until(lambda: has_ended(own))
+middle = os.posix_spawn("/bin/sh", ["sh", "-c", "for i in 1 2; do sh -c 'exit 5' & done; exit 0"], os.environ)
+os.waitpid(middle, 0)
+strangers = []
+until(lambda: strangers.extend(reap_strangers(lambda pid: pid == own)) or len(strangers) == 2)
+assert exit_status(own) == (3, None)  # nobody had reaped it yet, and the strangers behind it were taken all the same
 killed = os.posix_spawn("/bin/sh", ["sh", "-c", "kill -9 $$"], os.environ)
 until(lambda: has_ended(killed))
 assert exit_status(killed) == (None, 9)

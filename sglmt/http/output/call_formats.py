@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from sglmt.http.output.call_parser import CallParser, Steps
+from sglmt.http.output.call_parser import CallParser
+from sglmt.http.output.text_reader import Steps
 
 _NAME_END = "[{"
 

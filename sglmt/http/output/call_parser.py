@@ -1,141 +1,37 @@
 """Reading tool calls out of text that comes in pieces: what the formats have in common. Pure; tokenizer workers.
 
-A parser is a coroutine over the text so far: `_run` reads it and yields where it needs more, so that a format reads
-like its description. What it emits does not depend on how the text was cut. No character is lost: white space
-before a call, and behind the last one, is layout and dropped with the call's marks; all else is text or part of a call.
-
-A call is announced as soon as its name is known and its arguments have begun to be an object, and its arguments
-are passed on while they are written. What is found not to be a call before that stays text.
+No character is lost: white space before a call, and behind the last one, is layout and dropped with the call's marks;
+all else is text or part of a call. A call is announced as soon as its name is known and its arguments have begun to be
+an object; its arguments are passed on while they are written. What is found not to be a call before that stays text.
 """
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Generator
 
 import msgspec
 
 from sglmt.http.output.json_value import JsonValue
-from sglmt.http.output.pieces import CallArguments, CallBroken, CallEnd, CallStart, Piece, Text, merged
-
-Steps = Generator[None, None, None]
+from sglmt.http.output.pieces import CallArguments, CallBroken, CallEnd, CallStart, Text
+from sglmt.http.output.text_reader import Steps, TextReader, held_back
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 MAX_NAME_CHARS = 256
-_SPACE = " \t\r\n"
 
 
-class CallParser(abc.ABC):
+class CallParser(TextReader):
     """The calls in one answer. `names` are the offered functions; `max_calls` as many are read, the rest is text."""
 
     def __init__(self, names: frozenset[str], max_calls: int | None = None) -> None:
+        super().__init__()
         self._names = names
         self._max_calls = max_calls
         self._calls = 0
-        self._text = ""
-        self._ended = False
-        self._raw: list[str] = []  # what was read for the current call
         self._announced = False
-        self._is_behind_call = False
-        self._out: list[Piece] = []
-        self._steps = self._read()
-
-    def feed(self, text: str) -> list[Piece]:
-        """More text of the answer."""
-        self._text += text
-        return self._advance()
-
-    def close(self) -> list[Piece]:
-        """The answer is complete."""
-        self._ended = True
-        return self._advance()
-
-    def _advance(self) -> list[Piece]:
-        next(self._steps, None)
-        out, self._out = merged(self._out), []
-        return out
-
-    def _read(self) -> Steps:
-        yield from self._run()
-        yield from self._pass_text()
-
-    @abc.abstractmethod
-    def _run(self) -> Steps:
-        """Read until the end, or until everything that follows is text."""
-
-    # what formats are made of
 
     @property
     def _may_call(self) -> bool:
         return self._max_calls is None or self._calls < self._max_calls
-
-    def _take(self, count: int) -> str:
-        """Read characters into the current call."""
-        taken, self._text = self._text[:count], self._text[count:]
-        self._raw.append(taken)
-        return taken
-
-    def _put_back(self) -> None:
-        """What was read since the last call is no part of one."""
-        self._text, self._raw = "".join(self._raw) + self._text, []
-
-    def _peek(self) -> Generator[None, None, str]:
-        """The next character, "" at the end."""
-        while not self._text:
-            if self._ended:
-                return ""
-            yield
-        return self._text[0]
-
-    def _skip_space(self) -> Generator[None, None, str]:
-        """Read white space; returns the character behind it, "" at the end."""
-        while (char := (yield from self._peek())) and char in _SPACE:
-            self._take(len(self._text) - len(self._text.lstrip(_SPACE)))
-        return char
-
-    def _accept(self, mark: str) -> Generator[None, None, bool]:
-        """Read `mark` if it is what comes next."""
-        while len(self._text) < len(mark) and mark.startswith(self._text) and not self._ended:
-            yield
-        if not self._text.startswith(mark):
-            return False
-        self._take(len(mark))
-        return True
-
-    def _pass_text(self) -> Steps:
-        """All that follows is text."""
-        while True:
-            if self._ended or not self._text.isspace():
-                self._pass(len(self._text))
-            if self._ended:
-                return
-            yield
-
-    def _pass(self, count: int) -> None:
-        """These characters are text; white space that ends the answer behind a call is nothing."""
-        text, self._text = self._text[:count], self._text[count:]
-        if not (self._is_behind_call and (not text or text.isspace())):
-            self._is_behind_call = False
-            self._out.append(Text(text))
-
-    def _find(self, mark: str) -> Generator[None, None, bool]:
-        """Pass text on up to a mark and read the mark; False at the end."""
-        while (at := self._text.find(mark)) < 0:
-            kept = held_back(self._text, mark) if not self._ended else 0
-            sure = self._text[: len(self._text) - kept]
-            if kept or not self._ended:
-                sure = sure.rstrip(_SPACE)
-            self._pass(len(sure))
-            if self._ended:
-                return False
-            yield
-        before = self._text[:at].rstrip(_SPACE)
-        self._pass(len(before))
-        self._raw = []
-        self._take(at - len(before) + len(mark))
-        return True
-
-    # calls
 
     def _announce(self, name: str) -> None:
         self._announced = True
@@ -212,54 +108,57 @@ class CallParser(abc.ABC):
         """
         if not (yield from self._accept("{")):
             return False
-        name: str | None = None
-        kept: str | None = None  # arguments that came before the name
-        has_arguments = False
-        separator = '"'
-        while True:
+        call = _Call()
+        while (yield from self._member(call, names)):
             char = yield from self._skip_space()
-            if separator == "," and char == ",":
+            if char == ",":
                 self._take(1)
-                char = yield from self._skip_space()
-            elif separator == ",":
-                if char == "}":
-                    self._take(1)
-                elif not (has_arguments and name is not None and char in ("", "<")):
-                    return False
-                break
-            separator = ","
-            key = yield from self._string()
-            if key is None or (yield from self._skip_space()) != ":":
+                continue
+            if char == "}":
+                self._take(1)
+            elif not (call.has_arguments and call.name is not None and char in ("", "<")):
                 return False
-            self._take(1)
-            yield from self._skip_space()
-            if key == "name" and name is None:
-                name = yield from self._string()
-                if not name or len(name) > MAX_NAME_CHARS or (names is not None and name not in names):
-                    return False
-                if kept is not None:
-                    self._announce(name)
-                    self._pass_arguments(kept)
-            elif key in ARGUMENT_KEYS and not has_arguments:
-                has_arguments = True
-                if name is not None:
-                    if not (yield from self._arguments_object(name)):
-                        return False
-                    continue
-                parts: list[str] = []
-                if not (yield from self._value(parts.append)):
-                    return False
-                kept = arguments_text("".join(parts))
-                if kept is None:
-                    return False
-            elif (names is not None and key not in ("id", "type")) or not (yield from self._value(lambda _: None)):
-                return False
-        if name is None:
+            if call.name is not None and not call.has_arguments:
+                self._announce(call.name)
+                self._pass_arguments("{}")
+            return call.name is not None
+        return False
+
+    def _member(self, call: _Call, names: frozenset[str] | None) -> Generator[None, None, bool]:
+        """Read one `"key": value` of a call. Whether a call may have it."""
+        yield from self._skip_space()
+        key = yield from self._string()
+        if key is None or (yield from self._skip_space()) != ":":
             return False
-        if not has_arguments:
+        self._take(1)
+        yield from self._skip_space()
+        if key == "name" and call.name is None:
+            return (yield from self._name(call, names))
+        if key in ARGUMENT_KEYS and not call.has_arguments:
+            return (yield from self._arguments(call))
+        if names is not None and key not in ("id", "type"):
+            return False
+        return (yield from self._value(lambda _: None))
+
+    def _name(self, call: _Call, names: frozenset[str] | None) -> Generator[None, None, bool]:
+        name = yield from self._string()
+        if not name or len(name) > MAX_NAME_CHARS or (names is not None and name not in names):
+            return False
+        call.name = name
+        if call.kept is not None:
             self._announce(name)
-            self._pass_arguments("{}")
+            self._pass_arguments(call.kept)
         return True
+
+    def _arguments(self, call: _Call) -> Generator[None, None, bool]:
+        call.has_arguments = True
+        if call.name is not None:
+            return (yield from self._arguments_object(call.name))
+        parts: list[str] = []
+        if not (yield from self._value(parts.append)):
+            return False
+        call.kept = arguments_text("".join(parts))
+        return call.kept is not None
 
     def _string(self) -> Generator[None, None, str | None]:
         """Read one JSON string, None when there is none."""
@@ -273,12 +172,15 @@ class CallParser(abc.ABC):
         return value if isinstance(value, str) else None
 
 
-def held_back(text: str, mark: str) -> int:
-    """How many characters at the end may be the beginning of a mark."""
-    for size in range(min(len(mark) - 1, len(text)), 0, -1):
-        if text.endswith(mark[:size]):
-            return size
-    return 0
+class _Call:
+    """What was read of a call so far. `kept`: arguments that came before the name."""
+
+    __slots__ = ("has_arguments", "kept", "name")
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.kept: str | None = None
+        self.has_arguments = False
 
 
 def is_object(text: str) -> bool:

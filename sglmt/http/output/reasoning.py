@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sglmt.http.output.call_parser import held_back
 from sglmt.http.output.pieces import Piece, Reasoning, Text, merged
+from sglmt.http.output.text_reader import held_back
 
 OPEN = "<think>"
 CLOSE = "</think>"
@@ -31,8 +31,8 @@ def thinks_on(style: str, continued: str) -> bool:
 class ReasoningSplitter:
     """Splits one answer. White space around the tags is layout and dropped, with the tags.
 
-    `opened`: it begins inside the reasoning, `begun`: in the middle of it. `verbatim`: nothing is dropped, tags and white space belong to the
-    reasoning. `found` tells whether there was any.
+    `opened`: it begins inside the reasoning, `begun`: in the middle of it. `verbatim`: nothing is dropped, tags and
+    white space belong to the reasoning. `found` tells whether there was any.
     """
 
     __slots__ = ("_begun", "_buffer", "_state", "_verbatim", "found")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from array import array
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,21 +21,35 @@ REQUEST: Any = SimpleNamespace(choice=0, input_logprobs=None, prompt_tokens=1, t
 BODY = json.dumps({"messages": [{"role": "user", "content": "a"}], "stream": True}).encode()
 
 
-def boom(*_: object) -> bytes:
-    raise RuntimeError("secret detail of ours")
+class Breaking(ChatFormatter):
+    """Raises in the method named `broken`."""
+
+    broken = ""
+
+    def delta(self, *arguments: Any) -> bytes:
+        return self._or_raise("delta", super().delta(*arguments))
+
+    def finish(self, *arguments: Any) -> bytes:
+        return self._or_raise("finish", super().finish(*arguments))
+
+    def stream_end(self) -> bytes:
+        return self._or_raise("stream_end", super().stream_end())
+
+    def _or_raise(self, method: str, written: bytes) -> bytes:
+        if self.broken == method:
+            raise RuntimeError("secret detail of ours")
+        return written
 
 
-def sent(limits: ModelLimits, break_it: Callable[[ChatFormatter], None], deltas: int) -> list[str]:
+def sent(limits: ModelLimits, broken: str, deltas: int) -> list[str]:
     """Everything a client gets, as lines: `deltas` good ones, then more on a formatter that is broken."""
 
     async def body() -> list[str]:
         writes: list[bytes] = []
         connection: Any = SimpleNamespace(
-            write_paused=False, is_lost=False, transport=SimpleNamespace(write=writes.append)
+            write_paused=False, nothing_waits=False, is_lost=False, transport=SimpleNamespace(write=writes.append)
         )
-        formatter = ChatFormatter(
-            parse_chat(BODY, limits), FormatContext("smol", 1700, "r", str, lambda i: str(i).encode())
-        )
+        formatter = Breaking(parse_chat(BODY, limits), FormatContext("smol", 1700, "r", str, lambda i: str(i).encode()))
         flusher = Flusher()
         sink = StreamSink(connection, formatter, 1, flusher, lambda: None)
         sink.admitted(REQUEST)
@@ -44,7 +57,7 @@ def sent(limits: ModelLimits, break_it: Callable[[ChatFormatter], None], deltas:
         for _ in range(deltas):
             sink.row(REQUEST, "a", array("I", [1]), None)
         flusher.flush()
-        break_it(formatter)
+        formatter.broken = broken
         sink.row(REQUEST, "b", array("I", [1]), None)
         sink.row(REQUEST, "c", array("I", [1]), None)
         sink.finished(REQUEST, "d", array("I", [1]), None, FinishReason(kind="stop"))
@@ -59,7 +72,7 @@ def sent(limits: ModelLimits, break_it: Callable[[ChatFormatter], None], deltas:
 
 @pytest.mark.parametrize("method", ["delta", "finish", "stream_end"])
 def test_it_costs_this_answer_only(method: str, limits: ModelLimits, capfd: pytest.CaptureFixture[str]) -> None:
-    lines = sent(limits, lambda formatter: setattr(formatter, method, boom), 5)
+    lines = sent(limits, method, 5)
     events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
     assert lines[-1] == "data: [DONE]"
     (error,) = [event["error"] for event in events if "error" in event]

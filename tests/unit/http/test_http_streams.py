@@ -53,7 +53,7 @@ def run(use: Callable[[StreamSink], object], finishes_aborts: bool, choices: int
     async def body() -> StreamSink:
         writes: list[bytes] = []
         connection: Any = SimpleNamespace(
-            write_paused=False, is_lost=False, transport=SimpleNamespace(write=writes.append)
+            write_paused=False, nothing_waits=False, is_lost=False, transport=SimpleNamespace(write=writes.append)
         )
         sink = StreamSink(connection, Written(finishes_aborts), choices, Flusher(), lambda: None)
         use(sink)

@@ -6,6 +6,8 @@ import os
 import shutil
 import stat
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -271,3 +273,17 @@ def test_a_process_is_itself_and_a_zombie_is_gone() -> None:
     assert identity.is_proven_gone()
     child.wait()
     assert identity.is_proven_gone()
+
+
+def test_a_reader_waits_for_a_write_in_progress(segment: Segment, tmp_path: Path) -> None:
+    """The writer was kept from going on between the content and the header for a while."""
+    whole = segment.path.read_bytes()
+    segment.path.write_bytes(whole[:200] + b"?" + whole[201:])
+    with pytest.raises(SegmentError, match="checksum"):
+        read_arguments(segment.name, INSTANCE, tmp_path)
+    writer = threading.Timer(0.1, segment.path.write_bytes, (whole,))
+    writer.start()
+    try:
+        assert read_arguments(segment.name, INSTANCE, tmp_path, time.monotonic() + 10)[1] == 1
+    finally:
+        writer.join()

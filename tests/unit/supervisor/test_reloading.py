@@ -10,7 +10,7 @@ import pytest
 from sglmt.errors import ConfigError
 from sglmt.server_args import ServerArgs, flags
 from sglmt.supervisor.recycling import JITTER, SAMPLES, YOUNG_S, Recycler, WorkerSample
-from sglmt.supervisor.reloading import FIXED, check_model, plan_reload
+from sglmt.supervisor.reloading import FIXED, OF_SUPERVISOR, OF_WORKERS, check_model, plan_reload
 
 MIB = 2**20
 BEFORE = ServerArgs(workers=4)
@@ -20,8 +20,9 @@ def changed(**fields: Any) -> ServerArgs:
     return msgspec.structs.replace(BEFORE, **fields)
 
 
-def test_every_fixed_option_exists() -> None:
-    assert {field for field, _ in flags()} >= FIXED
+def test_every_option_is_in_one_group() -> None:
+    groups = [*FIXED, *OF_WORKERS, *OF_SUPERVISOR]
+    assert sorted(groups) == sorted(field for field, _ in flags())
 
 
 @pytest.mark.parametrize(
