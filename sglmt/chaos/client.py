@@ -90,9 +90,13 @@ class Client:
         assert parts.port is not None
         self._host, self._port = parts.hostname, parts.port
         self._open: set[Exchange] = set()
+        self._doomed_ports: dict[int, float] = {}
 
     def doom(self, local_ports: set[int]) -> int:
         """The worker that holds these connections is about to be killed; how many of them are under way."""
+        now_s = time.monotonic()
+        self._doomed_ports = {port: at_s for port, at_s in self._doomed_ports.items() if now_s - at_s < 1.0}
+        self._doomed_ports.update(dict.fromkeys(local_ports, now_s))
         held = [exchange for exchange in self._open if exchange.local_port in local_ports]
         for exchange in held:
             exchange.doomed = True
@@ -118,6 +122,9 @@ class Client:
             async with asyncio.timeout_at(loop.time() + deadline_s - time.monotonic()):
                 _, exchange = await loop.create_connection(lambda: Exchange(request), self._host, self._port)
                 self._open.add(exchange)
+                # Accepted over there before this loop came to know that it is connected.
+                doomed_at_s = self._doomed_ports.get(exchange.local_port)
+                exchange.doomed |= doomed_at_s is not None and time.monotonic() - doomed_at_s < 1.0
                 error = await exchange.ended
         except TimeoutError:  # an OSError too: it has to come first
             raise Hang(_hang(what, exchange)) from None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import select
 import socket
 import ssl
 from collections.abc import Callable, Iterable
@@ -159,8 +160,14 @@ class Connection(HttpToolsProtocol):
     def end_if_quiet(self, now_s: float, since_s: float, quiet_s: float) -> None:
         """Close what has had no request for `quiet_s`, counted from `since_s` at the earliest. Times are the loop's."""
         is_waiting = self._is_between_requests and self._head_since_s is None and not self.transport.is_closing()
-        if is_waiting and now_s - max(self._idle_since_s, since_s) >= quiet_s:
+        if is_waiting and now_s - max(self._idle_since_s, since_s) >= quiet_s and not self._has_unread():
             self.transport.close()
+
+    def _has_unread(self) -> bool:
+        """Whether something has arrived that this process has not come to read: it may have stood still for long."""
+        poller = select.poll()
+        poller.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poller.poll(0))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -76,6 +76,10 @@ def _check_port(args: ServerArgs) -> str:
 
 
 def _resolve(args: ServerArgs) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="sglmt-check-") as directory:
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix="sglmt-check-")
+    except OSError as error:
+        raise ResourceError(f"--check: no directory for temporary files: {error.strerror}; set TMPDIR") from error
+    with scratch as directory:
         cache = cache_directory(Path(directory))
         return asyncio.run(resolve_model(args, cache, time.monotonic() + args.start_timeout))

@@ -2,7 +2,7 @@
 and in every command that looks for instances.
 
 `<base>/<name>/` holds the lock (held for life), `instance.json`, the state page, `control.sock` and the ipc
-sockets. Base directories, best first: `--runtime-dir`; `$XDG_RUNTIME_DIR/sglmt`; `<temp dir>/sglmt-<uid>`;
+sockets. Base directories, best first: `--runtime-dir`; `$XDG_RUNTIME_DIR/sglmt`; `$TMPDIR/sglmt-<uid>`;
 `/tmp/sglmt-<uid>`. A base that is not named by the operator is passed over when it cannot be used or would make
 a socket path too long; one that is named is used or refused.
 
@@ -17,7 +17,6 @@ import fcntl
 import os
 import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -134,8 +133,9 @@ def base_directories(runtime_dir: str | None, environ: Mapping[str, str] = os.en
     xdg = environ.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(xdg):
         bases.append(Path(xdg) / "sglmt")
-    for temp in (environ.get("TMPDIR") or tempfile.gettempdir(), "/tmp"):  # noqa: S108 - owner is checked
-        bases.append(Path(os.path.abspath(temp)) / f"sglmt-{os.getuid()}")
+    for temp in (environ.get("TMPDIR"), "/tmp"):  # noqa: S108 - owner is checked
+        if temp:
+            bases.append(Path(os.path.abspath(temp)) / f"sglmt-{os.getuid()}")
     return list(dict.fromkeys(bases))
 
 

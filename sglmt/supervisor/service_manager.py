@@ -33,6 +33,7 @@ class ServiceManager:
         self._warned = False
         self._socket: socket.socket | None = None
         self._ready = False
+        self._stopping = False
 
     @property
     def wanted(self) -> bool:
@@ -57,7 +58,9 @@ class ServiceManager:
     def stopping(self) -> None:
         """The instance drains and then ends."""
         self._ready = False
-        self._tell("STOPPING=1")
+        if not self._stopping:
+            self._stopping = True
+            self._tell("STOPPING=1")
 
     def status(self, text: str) -> None:
         """One line for `systemctl status`; sent when it is new."""

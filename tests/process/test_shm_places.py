@@ -85,29 +85,56 @@ def test_without_shared_memory_the_arguments_lie_in_the_run_directory(
 AS_USER = ("setpriv", "--reuid", "1000", "--regid", "1000", "--clear-groups")
 
 
+def as_user(setup: str, scratch: Path, commands: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
+    """These shell words one after the other, by a user without rights or a home, behind other mounts."""
+    return subprocess.run(
+        within(f"{interpreter_for_all(scratch)} && {setup}", [*AS_USER, "sh", "-c", " && ".join(commands)]),
+        capture_output=True, text=True, timeout=60, check=False, cwd="/",
+        env={name: value for name, value in os.environ.items() if name != "HOME"} | environ,
+    )  # fmt: skip
+
+
+def sglmt(verb: str, *options: object) -> str:
+    return shlex.join([sys.executable, "-m", "sglmt", verb, *map(str, options)])
+
+
 def test_another_user_who_may_not_write_there(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
-    """A user without rights in /dev/shm, whose home cannot be used either."""
-    sglmt = [sys.executable, "-m", "sglmt"]
     base = tmp_path_factory.mktemp("u")
     for directory in (base, *base.parents):
         if directory.name.startswith("pytest"):
             directory.chmod(0o755)
     os.chown(base, 1000, 1000)
-    launch = [*sglmt, "launch", "--name", "u", "--port", "0", "--runtime-dir", base, "--detach", *ONE]
-    show = [*sglmt, "status", "u", "--json", "--runtime-dir", base]
-    stop = [*sglmt, "stop", "u", "--runtime-dir", base]
-    words = [shlex.join(map(str, command)) for command in (launch, show, stop)]
-    setup = f"{interpreter_for_all(tmp_path)} && {shm_of('1m', options='mode=0755')}"
-    script = f"{words[0]} >&2 && {words[1]} && {words[2]} >&2"
-    done = subprocess.run(
-        within(setup, [*AS_USER, "sh", "-c", script]),
-        capture_output=True, text=True, timeout=60, check=False, cwd="/", env={**os.environ, "HOME": "/nonexistent"},
+    done = as_user(
+        shm_of("1m", options="mode=0755"), tmp_path,
+        [
+            sglmt("launch", "--name", "u", "--port", 0, "--runtime-dir", base, "--detach", *ONE) + " >&2",
+            sglmt("status", "u", "--json", "--runtime-dir", base),
+            sglmt("stop", "u", "--runtime-dir", base) + " >&2",
+        ],
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (snapshot,) = json.loads(done.stdout)["instances"]
     assert snapshot["state"] == "running"
     assert snapshot["shm"]["path"].startswith(str(base / "u"))
     assert list(base.iterdir()) == []
+
+
+def test_without_a_writable_tmp_a_runtime_directory_is_needed_and_enough(tmp_path: Path) -> None:
+    """As in a container with a read-only file system and one small tmpfs."""
+    setup = "mount --bind /tmp /tmp && mount -o remount,ro,bind /tmp && mount -t tmpfs -o mode=1777 tmpfs /run"
+    launch = ("launch", "--name", "u", "--port", 0, "--detach", *ONE)
+    refused = as_user(setup, tmp_path, [sglmt(*launch)], TMPDIR="/tmp", XDG_RUNTIME_DIR="/nowhere")
+    assert refused.returncode == 73
+    assert refused.stderr.count("\n") == 1
+    assert all(words in refused.stderr for words in ("--runtime-dir", "/nowhere/sglmt", "/tmp/sglmt-1000"))
+    done = as_user(
+        setup, tmp_path, [f"{sglmt(*launch)} >&2", sglmt("status", "--json"), f"{sglmt('stop')} >&2", "ls /run"],
+        SGLMT_RUNTIME_DIR="/run/instances",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document, left = done.stdout.rstrip().rsplit("\n", 1)
+    assert json.loads(document)["instances"][0]["state"] == "running"
+    assert left == "instances"
 
 
 KILLER = """

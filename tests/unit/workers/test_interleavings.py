@@ -363,15 +363,15 @@ class Interleavings(RuleBasedStateMachine):
     def _check_nothing_left(self) -> None:
         world = self.world
         scheduler = world.current[Role.SCHEDULER, 0].machine
-        ledger = scheduler._ledger
+        ledger = scheduler._book.ledger
         assert ledger.records == {}
         assert ledger._by_life == {}
         assert ledger._group_of_rid == {}
-        assert scheduler._running == {}
-        assert scheduler._unmoved == set()
-        assert scheduler._deadlines == {}
-        assert scheduler._trial is None
-        assert len(scheduler._queue) == 0
+        assert scheduler._book.running == {}
+        assert scheduler._book.unmoved == set()
+        assert scheduler._book._deadlines == {}
+        assert scheduler._book.trial is None
+        assert len(scheduler._book.queue) == 0
         assert not scheduler._engine.has_work()
         assert not scheduler._emitter.has_unsent()
         for (role, _index), life in world.current.items():

@@ -27,7 +27,7 @@ from sglmt.messages.to_scheduler import (
     TokenizedGenerateReqInput,
 )
 from sglmt.messages.to_worker import BatchStrOutput, UnknownRequests
-from sglmt.workers.scheduler import MARKERS_WITHIN_S
+from sglmt.workers.engine_control import MARKERS_WITHIN_S
 
 WorldOf = Callable[..., World]
 
@@ -69,7 +69,7 @@ def test_undisturbed_requests_are_answered_and_leave_nothing(world_of: WorldOf, 
     world.flow(30)
     check_all(asked)
     world.flow(60)
-    assert scheduler(world)._ledger.records == {}
+    assert scheduler(world)._book.ledger.records == {}
     for word in (SlotWord.UNROUTABLE, SlotWord.UNDECODABLE, SlotWord.GAP_ROWS, SlotWord.RESUMES, SlotWord.LATE_ROWS):
         assert world.counter(word) == 0, word.name
 
@@ -164,12 +164,12 @@ def test_a_stop_string_frees_the_slot_and_the_scheduler_keeps_what_the_client_ha
     while one.sink.finish is None:
         world.flow(1)
     world.flow(3)  # the engine goes on: it has not heard
-    record = scheduler(world)._ledger.records[one.key]
+    record = scheduler(world)._book.ledger.records[one.key]
     assert len(record.output_ids) == len(one.sink.ids) + 3
     reports.blocked = False
     world.flow(2)
     assert record.output_ids == one.sink.ids
-    assert scheduler(world)._running == {}
+    assert scheduler(world)._book.running == {}
     assert not scheduler(world)._engine.has_work()
     one.sink.check_complete()
 
@@ -218,11 +218,11 @@ def test_an_abort_finds_exactly_its_rid_through_any_worker(world_of: WorldOf) ->
     assert asked[0].sink.finish is not None
     assert (asked[0].sink.finish.kind, asked[0].sink.finish.status) == ("abort", 499)
     assert [one.sink.finish for one in asked[1:]] == [None, None]
-    assert len(scheduler(world)._running) == 2
+    assert len(scheduler(world)._book.running) == 2
     worker(world, 0).machine.frontend.abort_by_rid(None, True)
     world.flow(2)
     assert all(one.sink.finish is not None for one in asked)
-    assert scheduler(world)._running == {}
+    assert scheduler(world)._book.running == {}
 
 
 def test_a_deadline_ends_a_request_with_an_answer_and_a_free_slot(world_of: WorldOf) -> None:
@@ -233,7 +233,7 @@ def test_a_deadline_ends_a_request_with_an_answer_and_a_free_slot(world_of: Worl
     for one in (running, waiting):
         assert one.sink.finish is not None
         assert (one.sink.finish.status, one.sink.finish.code) == (504, "deadline_exceeded")
-    assert scheduler(world)._running == {}
+    assert scheduler(world)._book.running == {}
     assert not scheduler(world)._engine.has_work()
 
 
@@ -270,7 +270,7 @@ def test_a_cancelled_request_frees_its_slot_at_once(world_of: WorldOf) -> None:
         worker(world).machine.frontend.cancel([one.request])
         one.sink.gone = True
     world.flow(2)
-    assert scheduler(world)._ledger.records == {}
+    assert scheduler(world)._book.ledger.records == {}
     assert not scheduler(world)._engine.has_work()
     assert [len(world.current[Role.DETOKENIZER, n].machine._texts) for n in (0, 1)] == [0, 0]
 
@@ -282,7 +282,7 @@ def test_the_requests_of_a_dead_worker_end_everywhere(world_of: WorldOf) -> None
     lost.sink.gone = True
     world.kill(Role.TOKENIZER_WORKER, 0)
     world.flow(3)
-    assert list(scheduler(world)._ledger.records) == [kept.key]
+    assert list(scheduler(world)._book.ledger.records) == [kept.key]
     successor = ask_after_restart(world)
     world.flow(30)
     check_all([kept, successor])
@@ -344,7 +344,7 @@ def test_a_new_scheduler_has_all_requests_again_at_once(world_of: WorldOf) -> No
     world.kill(Role.SCHEDULER, 0)
     world.start(Role.SCHEDULER, 0)
     world.flow(3)
-    assert len(scheduler(world)._running) == 8
+    assert len(scheduler(world)._book.running) == 8
     world.flow(20)
     check_all(asked)
 
@@ -595,7 +595,7 @@ def test_an_inconsistent_message_costs_itself_only(world_of: WorldOf, number: in
     assert world.counter(SlotWord.UNDECODABLE) == 1
     assert any("inconsistent" in line for line in scheduler(world)._child.logged)
     world.flow(60)
-    assert scheduler(world)._ledger.records == {}
+    assert scheduler(world)._book.ledger.records == {}
 
 
 def test_numbers_that_fit_no_column_are_refused_where_they_come_in(world_of: WorldOf) -> None:
@@ -607,7 +607,7 @@ def test_numbers_that_fit_no_column_are_refused_where_they_come_in(world_of: Wor
         put_raw(world, world.current[Role.SCHEDULER, 0], bytes(writer.frame(1, Scope.SCHEDULER, fields | wrong)))
     world.flow(3)
     assert world.counter(SlotWord.UNDECODABLE) == 4
-    assert scheduler(world)._ledger.records == {}
+    assert scheduler(world)._book.ledger.records == {}
 
 
 def test_keys_of_lives_that_cannot_be_and_keys_nobody_knows_change_nothing(world_of: WorldOf) -> None:
@@ -760,9 +760,9 @@ def test_a_request_whose_abort_was_lost_is_ended_by_the_next_list(world_of: Worl
     for link in world.network.busy():
         link.frames.clear()
     world.flow(3)
-    assert scheduler(world)._running
+    assert scheduler(world)._book.running
     world.flow(60)
-    assert scheduler(world)._running == {}
+    assert scheduler(world)._book.running == {}
 
 
 def test_a_request_whose_abort_and_last_list_were_lost_is_ended_because_its_rows_come_late(world_of: WorldOf) -> None:
@@ -776,5 +776,5 @@ def test_a_request_whose_abort_and_last_list_were_lost_is_ended_because_its_rows
     for link in world.network.busy():
         link.frames.clear()
     world.flow(int(1.2 / STEP_S))
-    assert scheduler(world)._running == {}
+    assert scheduler(world)._book.running == {}
     assert world.counter(SlotWord.LATE_ROWS) > 0

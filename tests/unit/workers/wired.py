@@ -329,7 +329,7 @@ class World:
     def reap(self, life: Life) -> None:
         """The life has ended; its counters move into the totals."""
         if life.child.role is Role.SCHEDULER:
-            life.machine._suspects._mapping.close()
+            life.machine._book.suspects._mapping.close()
         for address in life.child.transport.addresses:
             self.network.unbind(address)
         self.slots.release(life.child.slot)
