@@ -83,7 +83,8 @@ class Engine(Protocol):
         ...
 
     def check(self, request: EngineRequest) -> None:
-        """Raise EngineRefusal, naming engine and feature, for what it cannot do. Cheap, no side effects."""
+        """Raise EngineRefusal, naming engine and feature, for what it cannot do. Cheap, no side effects; looks at
+        everything but the ids, which need not be there."""
         ...
 
     def submit(self, request: EngineRequest) -> None:

@@ -102,7 +102,7 @@ class RequestBook:
                 retry_after_s=1,
             )
         try:
-            self._engine.check(_engine_request(request, []))
+            self._engine.check(_engine_request(request, array("I"), []))
         except EngineRefusal as error:
             return abort_finish(400, "unsupported_by_engine", str(error))
         return None
@@ -124,7 +124,7 @@ class RequestBook:
         self.unmoved.add(record.key)
         with self.suspects.inside_engine(self.unmoved, on_trial=self.trial is not None):
             try:
-                self._engine.submit(_engine_request(request, record.output_ids))
+                self._engine.submit(_engine_request(request, array("I", request.input_ids), record.output_ids))
             except EngineError as error:
                 self.end(record, abort_finish(500, "engine_error", str(error), kind="error"))
                 return
@@ -293,8 +293,7 @@ class RequestBook:
         return result.unknown
 
 
-def _engine_request(request: Submission, prefix_ids: list[int]) -> EngineRequest:
-    prompt_ids = array("I", request.input_ids)
+def _engine_request(request: Submission, prompt_ids: array[int], prefix_ids: list[int]) -> EngineRequest:
     if isinstance(request, TokenizedEmbeddingReqInput):
         return EngineRequest(key=request.key, prompt_ids=prompt_ids, prefix_ids=[], sampling=_NO_TOKENS, embedding=True)
     return EngineRequest(

@@ -70,7 +70,7 @@ def test_ready_when_requests_can_be_served_and_stopping_when_not(make_args: Make
                 pid = running.process(name).life.pid
                 assert pid is not None
                 os.kill(pid, signal.SIGKILL)
-            await running.until(lambda: running.ready, 20, "ready")
+            await running.until(lambda: heard.states() and running.ready, 20, "ready, and told so")
             assert heard.states() == ["READY=1"]
             await running.until(lambda: heard.messages()[-1].startswith("STATUS=running"), 5, "status")
             signs = heard.all.count("WATCHDOG=1")
