@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.instance import Instance
-from tests.support.serving import failure_code, look, post, streams_to
+from tests.support.serving import failure_code, look, post, streams_to, until
 
 POISON_ID = 777
 HEALTHY = 64
@@ -38,8 +38,7 @@ def test_the_second_death_alone_convicts(instance: Instance) -> None:
     async def scenario() -> None:
         async with streams_to(instance) as streams:
             healthy = [streams.start("/generate", **sampling(number)) for number in range(HEALTHY)]
-            while not all(stream.chunks > 2 for stream in healthy):
-                await asyncio.sleep(0.02)
+            await until(lambda: all(stream.chunks > 2 for stream in healthy), 30.0, "all healthy streams are under way")
             poisoned = streams.start(
                 "/generate", input_ids=[1, POISON_ID, 2], sampling_params={"max_new_tokens": TOKENS}
             )
