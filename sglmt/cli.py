@@ -227,7 +227,27 @@ for _verb in (scale, restart, reload, drain, bench):
     main.add_command(_verb)
 
 
-@main.command(short_help="Show the log of an instance.")
+@main.command(
+    short_help="Show the log of an instance.",
+    cls=manual(
+        (
+            "Exit codes",
+            """
+0  shown; with --follow: the instance has ended
+3  not running
+4  several instances run and none was named
+8  not answering""",
+        ),
+        (
+            "Examples",
+            """
+sglmt logs -f                        everything, from now on too
+sglmt logs tokenizer_worker          of all workers
+sglmt logs scheduler --since 10m
+sglmt logs --json | jq .message""",
+        ),
+    ),
+)
 @click.argument("source", required=False, metavar="[ROLE:INDEX]")
 @click.option("--follow", "-f", is_flag=True, help="Go on with new lines until the instance ends.")
 @click.option("--lines", "-n", type=click.IntRange(0), default=2000, show_default=True, help="Last lines to show.")

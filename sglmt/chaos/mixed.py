@@ -136,7 +136,7 @@ def _say(text: str) -> None:
 @click.option("--detokenizers", type=click.IntRange(1, 16), default=2, show_default=True, help="Detokenizers.")
 @click.option("--step-ms", type=click.FloatRange(0), default=2.0, show_default=True, help="Simulator: time a token.")
 @click.option(
-    "--tolerance-kib", type=click.IntRange(0), default=1024, show_default=True,
+    "--tolerance-kib", type=click.IntRange(0), default=1536, show_default=True,
     help="How much more memory each process may hold after the second half of the requests than after the first.",
 )  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the requests.")

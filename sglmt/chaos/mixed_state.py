@@ -1,7 +1,8 @@
 """What the processes of an instance hold and have counted. Runs in the mixed command.
 
-Memory is the resident set of each process, taken when nothing is under way. State is read from the state page: what
-schedulers and detokenizers keep of requests, ended ones too. Counters are compared with what the clients saw.
+Memory is what each process has for itself, taken when nothing is under way: children share pages with the process they
+were forked from, and their resident set would hide what fills the free room in those. State is read from the state
+page: what schedulers and detokenizers keep of requests, ended ones too. Counters are compared with what clients saw.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ class InstanceState:
         return held
 
     def memory_kib(self) -> dict[str, int]:
-        """Process title → resident KiB, of the supervisor and everything below it."""
+        """Process title → private KiB, of the supervisor and everything below it."""
         supervisor = psutil.Process(self._supervisor_pid)
         found = [supervisor, *supervisor.children(recursive=True)]
-        return {_title(process): process.memory_info().rss // 1024 for process in found}
+        return {_title(process): process.memory_full_info().uss // 1024 for process in found}
 
     def total(self, word: int) -> int:
         """A counter over all processes there have been."""

@@ -13,6 +13,7 @@ f64 launcher start time | u64 pid namespace | u32 payload length | u32 payload c
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import re
@@ -77,8 +78,9 @@ class Segment:
         """A fresh segment under a name nobody has. Raises ResourceError with needed and free sizes."""
         for _ in range(16):
             path = directory / f"{NAME_PREFIX}{owner.pid}_{secrets.token_hex(8)}"
+            segment = cls(path, instance_id, owner)
             try:
-                _reserve(path)
+                _reserve(path, segment._header(b""))
             except FileExistsError:
                 continue
             except OSError as error:
@@ -86,7 +88,7 @@ class Segment:
                     f"shared memory {path}: {error.strerror}; {SEGMENT_BYTES} bytes are needed, "
                     f"{_free_bytes(directory)} are free"
                 ) from error
-            return cls(path, instance_id, owner)
+            return segment
         raise ResourceError(f"shared memory {directory}: no free segment name after 16 tries")
 
     @property
@@ -105,13 +107,10 @@ class Segment:
         if not self._is_intact():
             self.path.unlink(missing_ok=True)
             try:
-                _reserve(self.path)
+                _reserve(self.path, self._header(b""))
             except OSError as error:
                 raise ResourceError(f"shared memory {self.path}: {error.strerror}") from error
-        header = _HEADER.pack(
-            _MAGIC, PROTOCOL_VERSION, self.revision + 1, self._instance_id, os.getuid(), self._owner.pid,
-            self._owner.start_time_s, self._owner.pid_namespace, len(payload), zlib.crc32(payload),
-        )  # fmt: skip
+        header = self._header(payload)
         fd = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             os.pwrite(fd, payload, _HEADER.size)
@@ -120,6 +119,13 @@ class Segment:
             os.close(fd)
         self.revision += 1
         return self.revision
+
+    def _header(self, payload: bytes) -> bytes:
+        """The header of the next revision, which holds `payload`."""
+        return _HEADER.pack(
+            _MAGIC, PROTOCOL_VERSION, self.revision + 1, self._instance_id, os.getuid(), self._owner.pid,
+            self._owner.start_time_s, self._owner.pid_namespace, len(payload), zlib.crc32(payload),
+        )  # fmt: skip
 
     def _is_intact(self) -> bool:
         try:
@@ -222,15 +228,45 @@ def _read(path: Path) -> tuple[SegmentHeader, bytes]:
     return SegmentHeader(revision, instance_id, uid, owner, length, checksum), payload
 
 
-def _reserve(path: Path) -> None:
+def _reserve(path: Path, header: bytes) -> None:
+    """Make a segment of full size that says whose it is from the moment it has a name: a launcher may be killed at any
+    time, and what nobody owns is never swept. Raises FileExistsError, or OSError; nothing is left then.
+    """
+    directory_fd = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fd = os.open(path.parent, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        os.close(directory_fd)
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
+            raise
+        _reserve_by_name(path, header)
+        return
+    try:
+        _fill(fd, header)
+        # linkat(2) follows the link to the descriptor only when Python is given a directory descriptor
+        os.link(
+            f"/proc/self/fd/{fd}", path.name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd, follow_symlinks=True
+        )
+    finally:
+        os.close(fd)
+        os.close(directory_fd)
+
+
+def _reserve_by_name(path: Path, header: bytes) -> None:
+    """The same on a file system that has no files without a name."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(fd, 0, SEGMENT_BYTES)
+        _fill(fd, header)
     except OSError:
         path.unlink(missing_ok=True)
         raise
     finally:
         os.close(fd)
+
+
+def _fill(fd: int, header: bytes) -> None:
+    os.pwrite(fd, header, 0)
+    os.posix_fallocate(fd, 0, SEGMENT_BYTES)
 
 
 def _free_bytes(directory: Path) -> int:

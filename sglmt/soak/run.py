@@ -38,7 +38,7 @@ class Settings:
         return [
             "--engine", "simulator", "--simulator-step-ms", "5", "--workers", str(self.workers), "--detokenizers", "2",
             "--max-restarts", str(MAX_RESTARTS), "--restart-backoff-max", str(BACKOFF_MAX_S),
-            "--max-resubmits", "100", "--drain-timeout", "10",
+            "--max-resubmits", "100",
         ]  # fmt: skip
 
     def operations(self) -> list[tuple[float, list[str]]]:

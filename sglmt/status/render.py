@@ -139,6 +139,8 @@ def facts(snapshot: InstanceSnapshot, canvas: Canvas) -> list[Text]:
     lines: list[Text] = []
     if snapshot.reason:
         lines.append(Text("why: " + canvas.fit(snapshot.reason, 1000), style="yellow"))
+    if snapshot.operation:
+        lines.append(Text("now: " + canvas.fit(snapshot.operation, 1000)))
     if not snapshot.engine:  # nobody has told us more than its files do
         return lines
     engine = SIMULATOR_NOTE if snapshot.simulator else f"engine {snapshot.engine}"

@@ -33,7 +33,9 @@ RECYCLE_PAUSE_S = 60.0  # after a replacement that failed
 class Host(Protocol):
     """The supervisor, as far as operations change it."""
 
-    args: ServerArgs
+    @property
+    def args(self) -> ServerArgs:
+        """What it goes by now."""
 
     @property
     def crew(self) -> Crew:

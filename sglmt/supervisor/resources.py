@@ -205,7 +205,12 @@ class Resources:
             read_arguments(self.segment.name, self._claims.instance_id, self.segment.path.parent)
         except SegmentError as error:
             self._log("warning", "supervisor", f"{error}; written again")
-            self._write()
+            try:
+                self._write()
+            except ResourceError:  # there is no room for it any more: somewhere else
+                self.segment.unlink()
+                self.segment = self._create_segment()
+                self._write()
 
     def _write(self) -> None:
         self.page.set_header(HeaderWord.SEGMENT_REVISION, self.segment.write(self.arguments))

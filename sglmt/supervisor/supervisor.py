@@ -14,19 +14,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from sglmt.control.protocol import OperationReport
-from sglmt.control.state import ControlChange, ControlChangeError, ControlOutcome, ControlState, LogLevel
+from sglmt.control.state import ControlChange, ControlChangeError, ControlOutcome, ControlState
 from sglmt.errors import ExitCode, SglmtError
 from sglmt.ipc.state_page import UNTIL_STOPPED_NS, HeaderWord
 from sglmt.messages.frame import Role
 from sglmt.server_args import ServerArgs
 from sglmt.status.snapshot import InstanceSnapshot
+from sglmt.supervisor.changes import Changes
 from sglmt.supervisor.control_plane import ControlPlane
 from sglmt.supervisor.crew import Crew
 from sglmt.supervisor.endings import Ending, failed_start, no_worker_left
@@ -35,11 +35,9 @@ from sglmt.supervisor.inbox import Inbox
 from sglmt.supervisor.instance_state import Verdict, judge_instance
 from sglmt.supervisor.lifecycle import State, StopRequested
 from sglmt.supervisor.live_operations import LiveOperations
-from sglmt.supervisor.observe import rss_bytes
 from sglmt.supervisor.operations import OperationError, Operations
 from sglmt.supervisor.operator_signals import OperatorSignals
 from sglmt.supervisor.reaper import reap_strangers
-from sglmt.supervisor.recycling import Recycler, WorkerSample
 from sglmt.supervisor.report import Reporter
 from sglmt.supervisor.resolve_model import cache_directory, resolve_model
 from sglmt.supervisor.resources import Claims, Resources
@@ -53,7 +51,6 @@ from sglmt.supervisor.zygote import Zygote
 
 TICK_S = 0.1
 ZYGOTE_LOADS_WITHIN_S = 10.0
-CONTROL_WITHIN_S = 10.0
 _ENDED = frozenset({State.STOPPED, State.FATAL})
 
 
@@ -112,9 +109,7 @@ class Supervisor:
         self._draining = False
         self._reread = reread
         self._reopen_logs = reopen_logs
-        self._operations: Operations | None = None
-        self._live_operations: LiveOperations | None = None
-        self._recycler = Recycler(random.random)
+        self._changes: Changes | None = None
         self._manager = ServiceManager(os.environ, log)
 
     # --- the whole life -----------------------------------------------------------------------------
@@ -171,9 +166,8 @@ class Supervisor:
         self._control = ControlPlane(self.run_dir, self._resources.page, initial)
         self._crew = Crew(self.args, self._command, self.inbox, self._resources, self._control, self._log, self._fail)
         cleanup.callback(self._crew.destroy)
-        self._operations = Operations(self.inbox.post, self._log)
-        cleanup.push_async_callback(self._operations.close)
-        self._live_operations = LiveOperations(self, self._operations, self._reread, self.args)
+        self._changes = Changes(self, self._log, self._manager, lambda: self._resolver, self._reread)
+        cleanup.push_async_callback(self._changes.operations.close)
         self._crew.converge(wanted_processes(self.args))
         self.inbox.tick(TICK_S, self._tick)
         await self.inbox.pump_until(self._is_done, self._evaluate)
@@ -236,8 +230,8 @@ class Supervisor:
             self._judge()
         if self._stop is not None:
             self._advance_stop(self._stop)
-        if self._operations is not None:
-            self._operations.turned()
+        if self._changes is not None:
+            self._changes.operations.turned()
 
     def _judge(self) -> None:
         """Ready, degraded, or beyond hope."""
@@ -268,14 +262,6 @@ class Supervisor:
             reason = f": {self.verdict.reason}" if self.verdict.reason else ""
             self._manager.status(f"{self.verdict.state}{reason}; {self.args.model_name!r} on {self.url}")
 
-    def reload_begins(self) -> None:
-        """Tell the service manager that the configuration is being applied."""
-        self._manager.reloading()
-
-    def reload_ended(self) -> None:
-        """It is applied, or refused; either way what serves goes on. Nothing to tell in a stop."""
-        self._manager.reloaded()
-
     def _tick(self, now_s: float) -> None:
         self._manager.tick(now_s)
         self.resources.page.set_header(HeaderWord.SUPERVISOR_HEARTBEAT_NS, int(now_s * 1e9))
@@ -283,7 +269,8 @@ class Supervisor:
         if now_s >= self._next_second_s:
             self._next_second_s = now_s + 1.0
             self._reporter.sample(now_s, self.crew.everybody(), self.resources)
-            self._recycle(now_s)
+            if self._changes is not None and self._stop is None and not self._draining:
+                self._changes.recycle(now_s)
             if self._zygote is not None:
                 self._zygote.look_after(now_s)
             if strangers := reap_strangers(self._is_ours):
@@ -292,18 +279,21 @@ class Supervisor:
     # --- changes while it runs --------------------------------------------------------------------------
 
     @property
+    def changes(self) -> Changes:
+        """What operations act on. Raises OperationError before anything runs."""
+        if self._changes is None:
+            raise OperationError("nothing is running yet; try again when it is ready", ExitCode.STARTING)
+        return self._changes
+
+    @property
     def operations(self) -> Operations:
         """The changes under way. Raises OperationError before anything runs."""
-        if self._operations is None:
-            raise OperationError("nothing is running yet; try again when it is ready", ExitCode.STARTING)
-        return self._operations
+        return self.changes.operations
 
     @property
     def live(self) -> LiveOperations:
         """Scale, restart, reload. Raises OperationError before anything runs."""
-        if self._live_operations is None:
-            raise OperationError("nothing is running yet; try again when it is ready", ExitCode.STARTING)
-        return self._live_operations
+        return self.changes.live
 
     def begin_scale(self, count: int) -> int:
         """Begin to have `count` workers; the number of the operation. Raises OperationError to refuse."""
@@ -320,39 +310,6 @@ class Supervisor:
     async def operation_report(self, number: int, seen: int, until_s: float) -> OperationReport:
         """Wait for news of an operation, at most until monotonic `until_s`. Raises OperationError."""
         return await self.operations.report(number, seen, until_s)
-
-    def set_wanted_workers(self, count: int) -> None:
-        """From now on the instance is to have so many workers."""
-        self.crew.wanted_workers = count
-        self.resources.page.set_header(HeaderWord.WORKERS_REQUESTED, count)
-
-    def adopt(self, args: ServerArgs, model: dict[str, Any]) -> None:
-        """Other arguments, for what is started from now on and for our own limits. Raises ResourceError."""
-        self.resources.adopt(args, model)
-        self.args = args
-        self.crew.adopt(args)
-
-    def model_info(self) -> dict[str, Any]:
-        """The model as the processes were told."""
-        return self.resources.arguments.model_info
-
-    async def resolve(self, args: ServerArgs) -> dict[str, Any]:
-        """What the model of `args` is now. Raises ModelError."""
-        pids: list[int] = []
-
-        def spawned(pid: int) -> None:
-            pids.append(pid)
-            self.leave_alone(pid)
-
-        deadline_s = time.monotonic() + args.start_timeout
-        try:
-            return await resolve_model(args, cache_directory(self.run_dir), deadline_s, self._resolver, spawned)
-        finally:
-            self._others.difference_update(pids)
-
-    async def set_log_level(self, level: LogLevel) -> None:
-        """Everywhere, at once."""
-        await self.change_control(ControlChange(log_level=level), time.monotonic() + CONTROL_WITHIN_S)
 
     def request_drain(self) -> None:
         """Take no more work, finish what runs, and wait to be stopped. Harmless when it drains already."""
@@ -388,24 +345,25 @@ class Supervisor:
         except OperationError as error:
             self._log("warning", "supervisor", f"{name}: {error}")
 
-    def _recycle(self, now_s: float) -> None:
-        """Replace a worker that has served long enough or grown too large."""
-        limits = (self.args.max_worker_rss_bytes, self.args.max_worker_lifetime)
-        if limits == (None, None) or self._stop is not None or self._draining or self._live_operations is None:
-            return
-        samples = [
-            WorkerSample(p.name, (p.name, p.run.generation), p.life.ready_at_s, rss_bytes(p.run.child.pid))
-            for p in self.crew.workers()
-            if p.serves and p.run is not None and p.life.ready_at_s is not None
-        ]
-        for name, reason in self._recycler.look(samples, now_s, *limits):
-            self._live_operations.recycle(name, reason)
-
     # --- children of others -----------------------------------------------------------------------------
 
     def leave_alone(self, pid: int) -> None:
         """A child of this process that somebody else started here and will reap."""
         self._others.add(pid)
+
+    @contextlib.contextmanager
+    def leaving_alone(self) -> Iterator[Callable[[int], None]]:
+        """The same for children that are reaped when the block ends."""
+        pids: list[int] = []
+
+        def leave_alone(pid: int) -> None:
+            pids.append(pid)
+            self.leave_alone(pid)
+
+        try:
+            yield leave_alone
+        finally:
+            self._others.difference_update(pids)
 
     def _is_ours(self, pid: int) -> bool:
         return pid in self.crew.pids() or pid in self._others or (self._zygote is not None and pid == self._zygote.pid)
@@ -458,8 +416,8 @@ class Supervisor:
         self.verdict = Verdict("draining", False, self.failure or "stop requested")
         self._manager.stopping()
         self._tell_manager()
-        if self._operations is not None:
-            self._operations.refuse("the instance is stopping")
+        if self._changes is not None:
+            self._changes.operations.refuse("the instance is stopping")
         if self._resources is None or self._crew is None:
             return
         self._resources.page.set_header(HeaderWord.READY, 0)
@@ -504,7 +462,7 @@ class Supervisor:
         instance_id = self._claims.instance_id if self._claims is not None else 0
         processes = self._crew.everybody() if self._crew is not None else []
         wanted = self._crew.wanted_workers if self._crew is not None else None
-        running = self._operations.running if self._operations is not None else None
+        running = self._changes.operations.running if self._changes is not None else None
         operation = running.progress if running is not None else None
         return self._reporter.snapshot(
             instance_id, self.url, self.verdict, processes, self._resources, wanted, operation

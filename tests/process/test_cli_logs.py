@@ -76,6 +76,24 @@ def test_json_lines_in_a_directory_reopened_and_queried(instance: Instance, tmp_
     assert json.loads(path.read_text().splitlines()[-1])["message"].endswith("exit code 0")
 
 
+def test_following_goes_on_to_the_end_of_the_instance(instance: Instance, tmp_path: Path) -> None:
+    instance.launch(*ONE)
+    follow = [COMMAND, "logs", "-f", "-n", "1", "--json", "--since", "1h", "--name", instance.name]
+    shown = tmp_path / "shown"
+    with (
+        shown.open("wb") as out,
+        subprocess.Popen([*follow, "--runtime-dir", instance.runtime_dir], stdout=out) as logs,
+    ):
+        wait_until(lambda: shown.stat().st_size, 20, "the last line so far")
+        (worker,) = instance.processes("tokenizer_worker")
+        os.kill(worker["pid"], signal.SIGKILL)
+        wait_until(lambda: "SIGKILL" in shown.read_text(), 10, "its death is shown as it happens")
+        assert instance.stop().returncode == 0
+        assert logs.wait(10) == 0
+    lines = [json.loads(line) for line in shown.read_text().splitlines()]
+    assert lines[-1]["message"].endswith("exit code 0")
+
+
 def test_the_log_of_a_detached_instance_is_bounded(instance: Instance) -> None:
     instance.launch(*ONE, "--router", "always", "--log-max-bytes", "65536", "--log-keep", "1")
     directory = instance.runtime_dir / instance.name

@@ -82,6 +82,25 @@ def test_without_shared_memory_the_arguments_lie_in_the_run_directory(
     assert list(instance.runtime_dir.iterdir()) == []
 
 
+def test_shared_memory_that_fills_up_while_it_runs(instance: Instance) -> None:
+    """The segment is removed and its room taken: the next life finds it in the run directory."""
+    launch_with(instance, shm_of("1m"))
+    segment = look(instance).shm
+    assert segment is not None
+    assert segment.path.startswith("/dev/shm/")
+    steal = f"rm {segment.path}; dd if=/dev/zero of=/dev/shm/full bs=4k 2>/dev/null; true"
+    subprocess.run(["nsenter", "--mount", "--target", str(instance.pid), "sh", "-c", steal], check=True, timeout=20)
+    (worker,) = instance.processes("tokenizer_worker")
+    os.kill(worker["pid"], signal.SIGKILL)
+    wait_until(lambda: look(instance).processes[-1].generation == 2 and look(instance).workers.ready, 20, "it is back")
+    moved = look(instance).shm
+    assert moved is not None
+    assert Path(moved.path).parent == instance.runtime_dir / instance.name
+    assert answers(instance)
+    assert instance.stop().returncode == 0
+    assert list(instance.runtime_dir.iterdir()) == []
+
+
 AS_USER = ("setpriv", "--reuid", "1000", "--regid", "1000", "--clear-groups")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglmt.http.output.pieces import Piece, Reasoning, Text, merged
-from sglmt.http.output.text_reader import held_back
+from sglmt.http.output.text_reader import MAX_LAYOUT_CHARS, held_back, layout_start
 
 OPEN = "<think>"
 CLOSE = "</think>"
@@ -35,13 +35,14 @@ class ReasoningSplitter:
     white space belong to the reasoning. `found` tells whether there was any.
     """
 
-    __slots__ = ("_begun", "_buffer", "_state", "_verbatim", "found")
+    __slots__ = ("_begun", "_buffer", "_is_tag_read", "_state", "_verbatim", "found")
 
     def __init__(self, opened: bool, verbatim: bool = False, begun: bool = False) -> None:
         self._state = "inside" if opened else "start"
         self._verbatim = verbatim
         self._buffer = ""
         self._begun = begun  # inside, behind the opening tag and white space
+        self._is_tag_read = False
         self.found = opened
 
     def feed(self, text: str) -> list[Piece]:
@@ -67,9 +68,10 @@ class ReasoningSplitter:
 
     def _look_for_start(self, out: list[Piece], ended: bool) -> None:
         begin = self._buffer.lstrip(_SPACE)
-        if begin.startswith(OPEN):
+        may_open = len(self._buffer) - len(begin) <= MAX_LAYOUT_CHARS
+        if may_open and begin.startswith(OPEN):
             self._state, self.found = "inside", True
-        elif ended or not OPEN.startswith(begin):
+        elif ended or not OPEN.startswith(begin) or not may_open:
             self._state = "answer"
             out.append(Text(self._take(len(self._buffer))))
 
@@ -82,31 +84,32 @@ class ReasoningSplitter:
                 out.append(Reasoning(self._take(len(self._buffer))))
                 return
             sure = self._buffer[: len(self._buffer) - held_back(self._buffer, CLOSE)]
-            out.append(Reasoning(self._take(len(sure if self._verbatim else sure.rstrip(_SPACE)))))
+            out.append(Reasoning(self._take(len(sure) if self._verbatim else layout_start(sure))))
             return
-        out.append(Reasoning(self._take(len(self._buffer[:at].rstrip(_SPACE)))))
+        out.append(Reasoning(self._take(layout_start(self._buffer[:at]))))
         self._drop(self._buffer.index(CLOSE) + len(CLOSE), out)
         self._state = "behind"
 
     def _skip_opening(self, out: list[Piece], ended: bool) -> bool:
         """Drop white space, an opening tag and white space. Whether more than that is there."""
-        begin = self._buffer.lstrip(_SPACE)
-        if not ended and begin != OPEN and OPEN.startswith(begin):  # it may still become one; "" too
+        self._drop_space(out)
+        if not self._is_tag_read and self._buffer.startswith(OPEN):
+            self._drop(len(OPEN), out)
+            self._drop_space(out)
+            self._is_tag_read = True
+        elif not self._is_tag_read and not ended and OPEN.startswith(self._buffer):  # it may still become one
             return False
-        if begin.startswith(OPEN):
-            begin = begin[len(OPEN) :].lstrip(_SPACE)
-        if not begin and not ended:
-            return False
-        self._drop(len(self._buffer) - len(begin), out)
-        self._begun = True
-        return True
+        self._begun = ended or bool(self._buffer)
+        return self._begun
 
     def _skip_behind(self, out: list[Piece]) -> None:
-        answer = self._buffer.lstrip(_SPACE)
-        self._drop(len(self._buffer) - len(answer), out)
-        if answer:
+        self._drop_space(out)
+        if self._buffer:
             self._state = "answer"
-            out.append(Text(self._take(len(answer))))
+            out.append(Text(self._take(len(self._buffer))))
+
+    def _drop_space(self, out: list[Piece]) -> None:
+        self._drop(len(self._buffer) - len(self._buffer.lstrip(_SPACE)), out)
 
     def _take(self, count: int) -> str:
         taken, self._buffer = self._buffer[:count], self._buffer[count:]

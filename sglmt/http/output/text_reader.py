@@ -14,6 +14,7 @@ from sglmt.http.output.pieces import Piece, Text, merged
 Steps = Generator[None, None, None]
 
 _SPACE = " \t\r\n"
+MAX_LAYOUT_CHARS = 256  # more white space than that is text: it cannot be held back for ever
 
 
 class TextReader(abc.ABC):
@@ -88,16 +89,16 @@ class TextReader(abc.ABC):
     def _pass_text(self) -> Steps:
         """All that follows is text."""
         while True:
-            if self._ended or not self._text.isspace():
+            if self._ended or not (self._is_behind_call and is_layout(self._text)):
                 self._pass(len(self._text))
             if self._ended:
                 return
             yield
 
     def _pass(self, count: int) -> None:
-        """These characters are text; white space that ends the answer behind a call is nothing."""
+        """These characters are text; layout that ends the answer behind a call is nothing."""
         text, self._text = self._text[:count], self._text[count:]
-        if not (self._is_behind_call and (not text or text.isspace())):
+        if text and not (self._ended and self._is_behind_call and is_layout(text)):
             self._is_behind_call = False
             self._out.append(Text(text))
 
@@ -105,14 +106,14 @@ class TextReader(abc.ABC):
         """Pass text on up to a mark and read the mark; False at the end."""
         while (at := self._text.find(mark)) < 0:
             kept = held_back(self._text, mark) if not self._ended else 0
-            sure = self._text[: len(self._text) - kept]
-            if kept or not self._ended:
-                sure = sure.rstrip(_SPACE)
-            self._pass(len(sure))
+            sure = len(self._text) - kept
+            if not self._ended:
+                sure = layout_start(self._text[:sure])
+            self._pass(sure)
             if self._ended:
                 return False
             yield
-        before = self._text[:at].rstrip(_SPACE)
+        before = self._text[: layout_start(self._text[:at])]
         self._pass(len(before))
         self._raw = []
         self._take(at - len(before) + len(mark))
@@ -125,3 +126,13 @@ def held_back(text: str, mark: str) -> int:
         if text.endswith(mark[:size]):
             return size
     return 0
+
+
+def layout_start(text: str) -> int:
+    """Where the white space at the end of a text begins that may be layout."""
+    return max(len(text) - MAX_LAYOUT_CHARS, len(text.rstrip(_SPACE)))
+
+
+def is_layout(text: str) -> bool:
+    """Whether this is nothing but white space, and not too much of it."""
+    return len(text) <= MAX_LAYOUT_CHARS and not text.strip(_SPACE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -251,6 +252,32 @@ def test_only_segments_of_launchers_proven_gone_are_swept(tmp_path: Path) -> Non
     assert sorted(sweep(tmp_path)) == sorted([segments["gone"].name, segments["pid used again"].name])
     left = {name for name, one in segments.items() if one.path.exists()}
     assert left == owners.keys() - {"gone", "pid used again"}
+
+
+@pytest.mark.parametrize("unnamed", [True, False])
+def test_a_segment_has_an_owner_from_its_first_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unnamed: bool
+) -> None:
+    """A launcher that is killed before it has written anything leaves one that can be swept."""
+    really_open = os.open
+
+    def without_unnamed_files(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, "not supported")
+        return really_open(path, flags, mode)
+
+    if not unnamed:
+        monkeypatch.setattr(module.os, "open", without_unnamed_files)
+    kept = Segment.create(INSTANCE, own_identity(), tmp_path)
+    left = Segment.create(INSTANCE, gone(), tmp_path)
+    assert stat.S_IMODE(left.path.stat().st_mode) == 0o600
+    assert left.path.stat().st_blocks * 512 >= SEGMENT_BYTES
+    assert (read_header(left.path).revision, read_header(left.path).payload_bytes) == (1, 0)
+    with pytest.raises(SegmentError):
+        read_arguments(kept.name, INSTANCE, tmp_path)
+    assert sweep(tmp_path) == [left.name]
+    assert kept.write(ARGUMENTS) == 1
+    assert read_arguments(kept.name, INSTANCE, tmp_path) == (ARGUMENTS, 1)
 
 
 def test_what_is_no_segment_is_not_swept(tmp_path: Path) -> None:
