@@ -43,6 +43,10 @@ class ListClock:
         """Something is missing: send a list soon."""
         self._urgent = True
 
+    def mark_submitted(self) -> None:
+        """A request was sent: the scheduler is to hear of its end also when it is over before any list names it."""
+        self._scheduler_may_know_some = True
+
     def mark_late_row(self) -> None:
         """A row came for a request nobody waits for: the scheduler has not heard that it is over."""
         self._scheduler_may_know_some = True

@@ -71,6 +71,7 @@ class Frontend:
         request = LiveRequest(submission, choice, prompt_tokens, sink, limit, self._clock(), measured)
         self.live[request.key] = request
         self.slot[SlotWord.IN_FLIGHT] = len(self.live)
+        self._list_clock.mark_submitted()
         self._send(submission)
         return request
 

@@ -20,8 +20,7 @@ import pytest
 
 from sglmt.errors import ExitCode
 from tests.support.instance import COMMAND, Instance
-from tests.support.leaks import note_launcher
-from tests.support.serving import Stream, get, look, post, streams_to, supervisor_pid, until
+from tests.support.serving import Stream, get, look, post, streams_to, until
 from tests.support.steady_load import steady_load
 from tests.support.wait import wait_until
 
@@ -348,20 +347,27 @@ def test_a_terminal_that_goes_away_ends_the_instance_and_a_hangup_by_hand_reload
         command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=be_in_terminal
     )
     os.close(theirs)
+    shown = b""
+
+    def is_ready() -> bool:
+        nonlocal shown
+        shown += read_all(ours)
+        return b"READY" in shown
+
     try:
-        wait_until(lambda: supervisor_pid(instance) and look(instance).state == "running", 60, "READY")
-        note_launcher(launcher.pid)
+        wait_until(is_ready, 60, "READY")
         before = workers(instance)
         os.kill(launcher.pid, signal.SIGHUP)
         wait_until(lambda: not set(workers(instance).values()) & set(before.values()), 30, "HUP replaces all workers")
         wait_until(lambda: look(instance).operation is None, 20, "the reload ends")
-        read_all(ours)
-        os.close(ours)  # the kernel sends HUP
-        assert launcher.wait(20) == 0
     finally:
-        if launcher.poll() is None:
+        os.close(ours)  # the kernel sends HUP
+        try:
+            code = launcher.wait(20)
+        finally:
             launcher.kill()
             launcher.wait()
+    assert code == 0, shown[-2000:].decode(errors="replace")
 
 
 def read_all(fd: int) -> bytes:

@@ -10,6 +10,7 @@ import time
 import psutil
 import pytest
 
+from sglmt.ipc.shared_memory import sweep
 from sglmt.supervisor.zygote import FORK_WITHIN_S
 from tests.support.instance import Instance
 from tests.support.serving import is_gone, look, streams_to, until
@@ -57,6 +58,7 @@ def test_children_are_the_supervisors_own_and_end_with_it(served: Instance) -> N
         assert child.exe() == psutil.Process(zygote).exe()
     os.kill(served.pid, signal.SIGKILL)
     wait_until(lambda: all(is_gone(pid) for pid in [*forked.values(), zygote]), 5, "all end with it")
+    sweep()  # the segment, as the next launch would
 
 
 def test_a_killed_zygote_costs_nobody_anything(served: Instance) -> None:

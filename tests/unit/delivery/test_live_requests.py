@@ -122,3 +122,16 @@ def test_a_budget_ends_exactly_after_the_limit_in_a_row(limit: int, steps: list[
 @given(st.lists(st.tuples(st.integers(), st.integers(), st.integers())))
 def test_columns_of_a_list_are_its_rows_on_their_side(rows: list[tuple[int, int, int]]) -> None:
     assert list(zip(*columns_of_list(rows), strict=True)) == rows
+
+
+def test_a_request_that_no_list_has_named_is_told_to_be_over() -> None:
+    """It was submitted and over between two ticks: the scheduler hears of it with the next ordinary list."""
+    clock = ListClock()
+    clock.is_due(0.0, PEERS, 0)
+    clock.sent(0.0, 0)
+    assert not clock.is_due(LIST_INTERVAL_S, PEERS, 0)
+    clock.mark_submitted()
+    assert not clock.is_due(LIST_INTERVAL_S * 0.99, PEERS, 0)
+    assert clock.is_due(LIST_INTERVAL_S, PEERS, 0)
+    clock.sent(LIST_INTERVAL_S, 0)
+    assert not clock.is_due(2 * LIST_INTERVAL_S, PEERS, 0)

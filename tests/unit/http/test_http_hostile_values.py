@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hostile_bodies import BODIES, CHAT, COMPLETION, GENERATE, SAMPLING
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from sglmt.http.native.generate import parse_generate
 from sglmt.http.native.tokenize import parse_detokenize, parse_tokenize
 from sglmt.http.openai.chat import ChatBody, parse_chat
 from sglmt.http.openai.completions import CompletionBody, parse_completion
+from tests.unit.http.hostile_bodies import BODIES, CHAT, COMPLETION, GENERATE, SAMPLING
 
 Parser = Callable[[bytes, ModelLimits], Any]
 

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instances import comparable, filled, hints_of, instances, is_batch, is_optional, split_at_random
 
 import sglmt.messages.to_detokenizer
 import sglmt.messages.to_scheduler
@@ -32,6 +31,15 @@ from sglmt.messages.columns import (
     unpack_ragged,
 )
 from sglmt.messages.registry import MESSAGES
+from tests.unit.messages.instances import (
+    comparable,
+    filled,
+    hints_of,
+    instances,
+    is_batch,
+    is_optional,
+    split_at_random,
+)
 
 BATCH_TYPES = sorted((cls for cls in MESSAGES.types().values() if is_batch(cls)), key=lambda cls: cls.__name__)
 any_batch_type = pytest.mark.parametrize("cls", BATCH_TYPES)

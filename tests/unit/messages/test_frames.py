@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from instances import filled, instances, is_batch
 
 import sglmt.messages.frame as frame_module
 import sglmt.messages.to_detokenizer
@@ -27,6 +26,7 @@ from sglmt.messages.frame import (
     read_prefix,
 )
 from sglmt.messages.registry import MESSAGES, Registry, kind_of, scope_of
+from tests.unit.messages.instances import filled, instances, is_batch
 
 INSTANCE = 0x1122334455667788
 TYPES = MESSAGES.types()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import synthetic
 
 from sglmt.tokenizer.default_model import default_model_path
 from sglmt.tokenizer.loading import Tokenizer, load_tokenizer
 from sglmt.tokenizer.model_info import ModelInfo
 from sglmt.tokenizer.resolve import resolve_model
+from tests.unit.tokenizer import synthetic
 
 
 @pytest.fixture(scope="session")

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from chat_templates import MACRO_STYLE, MISTRAL_STYLE, QWEN_STYLE, SMOLLM_STYLE, STYLES
 
 from sglmt.errors import ChatTemplateError
 from sglmt.tokenizer.chat_template import ChatTemplate
 from sglmt.tokenizer.templates import choose_template
+from tests.unit.tokenizer.chat_templates import MACRO_STYLE, MISTRAL_STYLE, QWEN_STYLE, SMOLLM_STYLE, STYLES
 
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>"}
 USER = {"role": "user", "content": "What's <b>2 & 2</b>? ünï 日本 "}

@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-import synthetic
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from real_tokenizers import PACKAGES, real_tokenizer
 from tokenizers import decoders
 
 from sglmt.errors import ModelError
@@ -16,6 +14,8 @@ from sglmt.tokenizer.decoder_rules import byte_value, compile_rules
 from sglmt.tokenizer.detokenize import IncrementalDetokenizer, TokenIdError
 from sglmt.tokenizer.loading import Tokenizer, load_tokenizer
 from sglmt.tokenizer.token_table import TokenTable
+from tests.unit.tokenizer import synthetic
+from tests.unit.tokenizer.real_tokenizers import PACKAGES, real_tokenizer
 
 FFFD = "\ufffd"
 TRICKY = [

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import gguf
 import pytest
-import synthetic
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from model_files import gguf_fields, write_gguf
 
 from sglmt.errors import ModelError
 from sglmt.tokenizer.default_model import default_model_path
 from sglmt.tokenizer.gguf_metadata import read_gguf
+from tests.unit.tokenizer import synthetic
+from tests.unit.tokenizer.model_files import gguf_fields, write_gguf
 
 
 def test_the_same_values_as_the_reference_reader(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import synthetic
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +10,7 @@ from tokenizers import AddedToken, normalizers, pre_tokenizers
 
 from sglmt.tokenizer.length_bound import length_bound
 from sglmt.tokenizer.loading import Tokenizer
+from tests.unit.tokenizer import synthetic
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60) | st.sampled_from(
     [" " * 500, "a" * 300, "\n" * 99, "\x04\x06" * 50, "e\u0301" * 40, "\u212b\u1100\u1161\u11a8" * 30, "😀" * 30]

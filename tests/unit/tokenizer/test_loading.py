@@ -9,13 +9,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import synthetic
-from real_tokenizers import real_tokenizer
 
 from sglmt.errors import ModelError
 from sglmt.tokenizer import fast_backend
 from sglmt.tokenizer.loading import Backend, Tokenizer, load_chat_template, load_tokenizer
 from sglmt.tokenizer.model_info import ModelInfo
+from tests.unit.tokenizer import synthetic
+from tests.unit.tokenizer.real_tokenizers import real_tokenizer
 
 
 def test_long_and_short_texts_encode_alike(smollm: Tokenizer) -> None:

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import synthetic
-from model_files import write_hf
 
 from sglmt.errors import ModelError
 from sglmt.tokenizer import resolve as resolve_module
 from sglmt.tokenizer.cache import read_entry, write_entry
 from sglmt.tokenizer.model_info import ModelInfo
 from sglmt.tokenizer.resolve import resolve_model
+from tests.unit.tokenizer import synthetic
+from tests.unit.tokenizer.model_files import write_hf
 
 
 @pytest.fixture

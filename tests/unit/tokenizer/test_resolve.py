@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import synthetic
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from model_files import gguf_fields, write_gguf, write_hf
-from real_tokenizers import real_tokenizer
 from tokenizers import Tokenizer, processors
 
 from sglmt.errors import ChatTemplateError, ModelError
@@ -24,6 +21,9 @@ from sglmt.tokenizer.loading import load_tokenizer
 from sglmt.tokenizer.model_info import ModelInfo
 from sglmt.tokenizer.pre_tokenizers import known_names, pre_tokenization
 from sglmt.tokenizer.resolve import resolve_model
+from tests.unit.tokenizer import synthetic
+from tests.unit.tokenizer.model_files import gguf_fields, write_gguf, write_hf
+from tests.unit.tokenizer.real_tokenizers import real_tokenizer
 
 
 def test_the_default_model(smollm_info: ModelInfo) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 import pytest
-import synthetic
-from model_files import write_hf
 
 from sglmt.tokenizer.default_model import default_model_path
 from sglmt.tokenizer.model_info import ModelInfo
+from tests.unit.tokenizer import synthetic
+from tests.unit.tokenizer.model_files import write_hf
 
 
 def resolver(request: bytes, environment: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import synthetic
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sglmt.tokenizer.detokenize import TokenIdError
 from sglmt.tokenizer.loading import Tokenizer
 from sglmt.tokenizer.text_stream import RequestText
+from tests.unit.tokenizer import synthetic
 
 properties = settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 stop_lists = st.lists(st.sampled_from(["e", "qu", "own f", "fox", "\n", "日本", "�", "  ", "it's"]), max_size=3)

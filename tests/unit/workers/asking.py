@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from reference import expected, simulator
-from wired import CheckedSink, Life, World
-
 from sglmt.messages.columns import pack
 from sglmt.messages.frame import Role
 from sglmt.messages.sampling import SamplingParams, TextSpec
 from sglmt.messages.to_scheduler import TokenizedGenerateReqInput
 from sglmt.workers.live_request import LiveRequest
+from tests.unit.workers.reference import expected, simulator
+from tests.unit.workers.wired import CheckedSink, Life, World
 
 
 class Asked:

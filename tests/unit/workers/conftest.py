@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wired import World
 
 from sglmt.server_args import ServerArgs
+from tests.unit.workers.wired import World
 
 
 @pytest.fixture

@@ -19,8 +19,6 @@ from zlib import crc32
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from reference import VOCAB, expected, simulator
-from wired import STEP_S, UNEXPLAINED, CheckedSink, Life, SampledSink, World
 
 from sglmt.ipc.state_page import SlotWord
 from sglmt.messages.columns import pack
@@ -29,6 +27,8 @@ from sglmt.messages.sampling import LogprobSpec, SamplingParams, TextSpec
 from sglmt.messages.to_scheduler import TokenizedGenerateReqInput
 from sglmt.server_args import ServerArgs
 from sglmt.workers.live_request import LiveRequest
+from tests.unit.workers.reference import VOCAB, expected, simulator
+from tests.unit.workers.wired import STEP_S, UNEXPLAINED, CheckedSink, Life, SampledSink, World
 
 QUIET_ROUNDS = 4000
 SETTLE_ROUNDS = 100

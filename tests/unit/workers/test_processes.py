@@ -7,8 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from asking import Asked, ask, worker
-from wired import STEP_S, Life, World
 
 from sglmt.delivery.keys import make_key, make_life
 from sglmt.ipc.addresses import ipc_address
@@ -28,6 +26,8 @@ from sglmt.messages.to_scheduler import (
 )
 from sglmt.messages.to_worker import BatchStrOutput, UnknownRequests
 from sglmt.workers.engine_control import MARKERS_WITHIN_S
+from tests.unit.workers.asking import Asked, ask, worker
+from tests.unit.workers.wired import STEP_S, Life, World
 
 WorldOf = Callable[..., World]
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import PIECES, VOCAB, decoded, text_of, token_table
 
 from sglmt.delivery.keys import make_key, make_life
 from sglmt.ipc.state_page import Slot, SlotWord, StatePage
@@ -23,6 +22,7 @@ from sglmt.messages.to_detokenizer import BatchTokenIDOutput
 from sglmt.messages.to_scheduler import FinishReq
 from sglmt.messages.to_worker import BatchStrOutput
 from sglmt.workers.row_text import PASSED_COLUMNS, RowText
+from tests.unit.workers.reference import PIECES, VOCAB, decoded, text_of, token_table
 
 TABLE = token_table()
 PLAIN = TextSpec()

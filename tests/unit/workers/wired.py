@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from reference import SEED, Expected, check_continuation, simulator, text_of, token_table
-
 from sglmt.control.state import ControlState, write_state
 from sglmt.ipc.addresses import http_worker_ipc, ipc_address
 from sglmt.ipc.state_page import HeaderWord, Phase, Slot, SlotWord, StatePage
@@ -33,6 +31,7 @@ from sglmt.workers.live_request import LiveRequest
 from sglmt.workers.router import MultiTokenizerRouter
 from sglmt.workers.row_text import RowText
 from sglmt.workers.scheduler import Scheduler
+from tests.unit.workers.reference import SEED, Expected, check_continuation, simulator, text_of, token_table
 
 INSTANCE = 0x5151
 SLOTS = 12
