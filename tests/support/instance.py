@@ -20,6 +20,7 @@ from tests.support.leaks import note_launcher
 COMMAND = Path(sys.executable).parent / "sglmt"
 COMMAND_WITHIN_S = 60.0
 LOG_LINES = 60
+UNEXPLAINED = ("unroutable", "undecodable")
 
 
 class Instance:
@@ -34,6 +35,7 @@ class Instance:
     ) -> None:
         self.runtime_dir = runtime_dir
         self.name = name or f"t{uuid.uuid4().hex[:8]}"
+        self.expects_unexplained = False
         self.url = ""
         self.pid = 0
         self._environment = {**os.environ, **(environment or {})}
@@ -95,9 +97,19 @@ class Instance:
         pids = self._pids()
         if kind is not None:
             print(f"--- last log lines of {self.name}\n{self.logs('-n', str(LOG_LINES))}")
+        unexplained = self._unexplained() if kind is None and pids else {}
         if pids:
             self.stop("--now")
         self._end_by_force(pids)
+        assert not unexplained, f"messages nobody can explain in {self.name}: {unexplained}"
+
+    def _unexplained(self) -> dict[str, int]:
+        """Counters that must be zero in every instance, unless a test said that they are its subject."""
+        if self.expects_unexplained:
+            return {}
+        instances = self.status()["instances"]
+        counters = instances[0]["totals"]["counters"] if instances else {}
+        return {name: counters[name] for name in UNEXPLAINED if counters.get(name)}
 
     def _pids(self) -> Sequence[psutil.Process]:
         """The supervisor and all below it, as long as the run directory tells who that is."""
