@@ -43,8 +43,9 @@ class Belongings:
 
 
 def mark_descendants() -> str:
-    """Mark the environment of everything that is started from now on."""
-    return os.environ.setdefault(MARK_VARIABLE, uuid.uuid4().hex)
+    """Mark the environment of everything that is started from now on; parallel test runs have a mark each."""
+    os.environ[MARK_VARIABLE] = uuid.uuid4().hex
+    return os.environ[MARK_VARIABLE]
 
 
 def take_stock() -> Belongings:
