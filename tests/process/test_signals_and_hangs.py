@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tests.support.instance import COMMAND, Instance
-from tests.support.serving import look, streams_to, until
+from tests.support.serving import is_gone, look, streams_to, until
 from tests.support.wait import wait_until
 
 SIMULATOR = ("--engine", "simulator")
@@ -141,5 +141,5 @@ def test_a_relaunch_after_a_kill_serves_alone(instance: Instance) -> None:
         holders = {one.pid for one in psutil.net_connections("tcp") if one.laddr and one.laddr.port == port and one.pid}
         assert holders <= new
         assert not old & new
-        assert not [pid for pid in old if psutil.pid_exists(pid)]
+        wait_until(lambda: all(map(is_gone, old)), 5, "the killed run's processes are gone")
         assert again.stop().returncode == 0

@@ -75,8 +75,8 @@ def test_ready_when_requests_can_be_served_and_stopping_when_not(make_args: Make
             await running.until(lambda: heard.messages()[-1].startswith("STATUS=running"), 5, "status")
             signs = heard.all.count("WATCHDOG=1")
             await running.until(lambda: heard.messages() and heard.all.count("WATCHDOG=1") >= signs + 3, 5, "watchdog")
-            running.supervisor.reload_begins()
-            running.supervisor.reload_ended()
+            running.supervisor.changes.reload_begins()
+            running.supervisor.changes.reload_ended()
             assert heard.states() == ["READY=1", "RELOADING=1", "READY=1"]
             running.supervisor.request_stop()
             async with asyncio.timeout(10):
