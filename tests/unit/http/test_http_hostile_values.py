@@ -113,7 +113,7 @@ OTHERS: list[tuple[Parser, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("parse", "body", "param"), OTHERS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("parse", "body", "param"), OTHERS, ids=lambda value: getattr(value, "__name__", value)[:40])
 def test_other_refusals_name_the_field(parse: Parser, body: str, param: str, limits: ModelLimits) -> None:
     error = refused(parse, body.encode(), limits)
     assert (error.status, error.param) == (400, param), error.message
