@@ -102,11 +102,15 @@ def is_served(port: int) -> bool:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-def free_port() -> int:
-    """One that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port(dice: random.Random) -> int:
+    """One that is free now, and below those the kernel gives to outgoing connections: one of these could be taken by
+    a client between two launches, or even be connected to itself."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = dice.randrange(10_000, lowest)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Rounds:
@@ -117,7 +121,7 @@ class Rounds:
         self._dice = random.Random(seed)
         self._mark = uuid.uuid4().hex
         self._base = Path(tempfile.mkdtemp(prefix="sglmt-kills-"))
-        self._port = free_port()
+        self._port = free_port(self._dice)
         self._pids: list[int] = []
         self.problems: list[str] = []
         self.instants_s: list[float] = []
