@@ -198,7 +198,10 @@ def main(rounds: int, workers: int, seed: int) -> None:
     run = Rounds(workers, seed)
     run.measure()
     for number in range(1, rounds + 1):
+        told = len(run.problems)
         run.one(number)
+        for problem in run.problems[told:]:
+            click.echo(problem, err=True)
         if number % 10 == 0 or number == rounds:
             click.echo(f"{number} of {rounds} rounds, {len(run.problems)} problems", err=True)
     report: dict[str, Any] = {

@@ -12,6 +12,7 @@ import argparse
 import ctypes
 import gc
 import os
+import select
 import signal
 import socket
 import sys
@@ -120,7 +121,7 @@ class Zygote:
                 death_fd=death_fd,
                 listen_fd=listen_fd[0] if listen_fd else None,
             )
-            _wait_for_adoption(self._supervisor_pid)
+            _wait_for_adoption(self._supervisor_pid, death_fd)
             if not _is_expected(bootstrap):
                 os._exit(ExitCode.CHILD_DEATH)
             status = run_child(bootstrap, self._preloaded)
@@ -132,11 +133,18 @@ class Zygote:
         os._exit(status)
 
 
-def _wait_for_adoption(supervisor_pid: int) -> None:
-    """Until the process in between has ended and the supervisor is the parent (then PDEATHSIG means it)."""
+def _wait_for_adoption(supervisor_pid: int, death_fd: int) -> None:
+    """Until the process in between has ended and the supervisor is the parent (then PDEATHSIG means it).
+
+    A supervisor that was killed meanwhile adopts nobody: the death pipe tells, and this process ends at once, with
+    the listening socket that it holds.
+    """
     until_s = time.monotonic() + _ADOPTED_WITHIN_S
-    while os.getppid() != supervisor_pid and time.monotonic() < until_s:
-        time.sleep(0.0005)
+    supervisor_is_gone = select.poll()
+    supervisor_is_gone.register(death_fd, select.POLLIN)
+    while os.getppid() != supervisor_pid:
+        if supervisor_is_gone.poll(1) or time.monotonic() >= until_s:
+            os._exit(ExitCode.CHILD_DEATH)
 
 
 def _is_expected(bootstrap: Bootstrap) -> bool:
