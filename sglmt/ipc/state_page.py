@@ -43,7 +43,6 @@ class HeaderWord(enum.IntEnum):
     MAGIC = 0
     INSTANCE_ID = 1
     SLOTS = 2
-    INSTANCE_PHASE = 3
     SUPERVISOR_HEARTBEAT_NS = 4
     CONTROL_VERSION = 5
     WORKERS_REQUESTED = 6
@@ -87,7 +86,6 @@ class SlotWord(enum.IntEnum):
     RUNNING = 15
     BACKLOG_BYTES = 16
     CONTROL_VERSION_APPLIED = 17
-    SEGMENT_REVISION_SEEN = 18
     RETAINED = 19  # scheduler: requests of which something is kept, ended ones too; detokenizer: the same
     # counters: only ever grow within a life; the supervisor folds those of the dead into totals
     REQUESTS_TOTAL = 32
