@@ -165,7 +165,8 @@ def _detach(args: ServerArgs, warnings: list[str], log_file: str | None, reread:
             """
 0  running            5  starting
 3  not running        6  degraded: serving, with processes missing
-8  not answering      7  draining or stopping
+8  not answering         recovering: serving, after the engine's death
+                      7  draining or stopping
 Of several instances the worst one counts.""",
         ),
     ),

@@ -113,6 +113,10 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     simulator_poison: Annotated[
         int | None, Flag("Simulator: token id that kills the engine when a prompt holds it, for tests.", minimum=0)
     ] = None
+    simulator_continuing: Annotated[
+        Literal["exact", "approximate", "refused"],
+        Flag("Simulator: what it declares of requests that continue after the engine's death, for tests."),
+    ] = "exact"
     simulator_seed: Annotated[int, Flag("Simulator: seed of the token source.", minimum=0, maximum=2**63 - 1)] = 0
     # admission
     max_running_requests: Annotated[int, Flag("Requests in the engine at once.", minimum=1, maximum=65536)] = 256

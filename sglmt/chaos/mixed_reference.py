@@ -109,7 +109,7 @@ class Reference:
         input_chosen: list[float | None] = []
         finish: str | None = None
         while finish is None:
-            output = self._engine.step()[0]
+            (output,) = self._engine.step().all_outputs()
             ids += output.token_ids
             finish = output.finish_kind
             if output.logprobs is not None:

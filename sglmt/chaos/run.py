@@ -96,7 +96,7 @@ async def _run(settings: Settings, instance: ChaosInstance) -> dict[str, Any]:
         roles.remove("router")
     if settings.kill_workers:
         roles.append("tokenizer_worker")
-    killer = Killer(instance, settings.seed, roles, load.doom, tokens_between_hits=2 * settings.streams)
+    killer = Killer(instance, settings.seed, roles, load.doom)
     began_s = time.monotonic()
     until_s = began_s + settings.seconds
     async with asyncio.TaskGroup() as group:

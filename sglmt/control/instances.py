@@ -31,13 +31,14 @@ _EXIT_CODES: dict[InstanceState, ExitCode] = {
     "running": ExitCode.OK,
     "starting": ExitCode.STARTING,
     "degraded": ExitCode.DEGRADED,
+    "recovering": ExitCode.DEGRADED,
     "draining": ExitCode.STOPPING,
     "stopping": ExitCode.STOPPING,
     "stale": ExitCode.NOT_RUNNING,
     "unreachable": ExitCode.TIMEOUT,
 }
 _WORST_FIRST: tuple[InstanceState, ...] = (
-    "unreachable", "degraded", "starting", "stopping", "draining", "running", "stale",
+    "unreachable", "degraded", "recovering", "starting", "stopping", "draining", "running", "stale",
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ whatever was lost on the way, and says what to resume, what to forget and what n
 from __future__ import annotations
 
 import enum
+from array import array
 from typing import NamedTuple
 
 from sglmt.delivery.keys import counter_of, life_of
@@ -36,9 +37,12 @@ class Record:
         "key",
         "listed_at_s",
         "listed_offset",
+        "moved",
         "output_ids",
         "payload",
+        "plain",
         "prefix_tokens",
+        "received",
         "rid",
         "sent",
         "sent_when_listed",
@@ -46,7 +50,7 @@ class Record:
         "start_sent",
     )
 
-    def __init__(self, key: int, attempt: int, rid: str, group: int, payload: object, prefix_ids: list[int]) -> None:
+    def __init__(self, key: int, attempt: int, rid: str, group: int, payload: object, prefix_ids: array[int]) -> None:
         self.key = key
         self.attempt = attempt
         self.rid = rid
@@ -56,8 +60,11 @@ class Record:
         self.stage = Stage.QUEUED
         self.output_ids = prefix_ids
         self.prefix_tokens = len(prefix_ids)
+        self.received = 0  # tokens its worker has, as far as its lists have told
         self.sent = 0
         self.start_sent = False  # the row that starts the text was sent to the current detokenizer
+        self.moved = False  # it has yielded something since it entered the engine
+        self.plain = False  # it moved, all of it was sent, nothing goes with its ids: its next id is its next row
         self.finish: object | None = None
         self.finish_sent = False
         self.listed_offset = -1
@@ -67,11 +74,21 @@ class Record:
 
     def rewind(self) -> None:
         """Everything is to be sent again, from the first token."""
+        self.plain = False
         self.sent = 0
         self.start_sent = False
         self.finish_sent = False
         self.listed_offset = -1
         self.sent_when_listed = -1
+
+    @property
+    def continues(self) -> bool:
+        """Submitted again because an earlier life of the scheduler had it, and its worker has nothing new since.
+
+        One that had yielded nothing and only waits to enter the engine is where it was, and does not count.
+        """
+        waits = self.stage == Stage.QUEUED and not self.prefix_tokens
+        return self.attempt > 1 and self.received <= self.prefix_tokens and not waits
 
     def is_behind(self, offset: int, now_s: float) -> bool:
         """Note that the worker has `offset` tokens; True when nothing came through for `BEHIND_AFTER_S`
@@ -105,6 +122,7 @@ class Ledger:
         self._by_life: dict[int, dict[int, Record]] = {}
         self._group_of_rid: dict[str, tuple[int, int]] = {}  # rid → (group key, records)
         self._list_numbers: dict[int, int] = {}
+        self._unsubmitted: dict[int, set[int]] = {}  # life → keys it was asked to submit again
 
     def get(self, key: int, attempt: int) -> Record | None:
         """The record of exactly this submission."""
@@ -133,7 +151,10 @@ class Ledger:
         """Take a submission that is news; returns the record it replaces."""
         replaced = self.remove(record.key)
         self.records[record.key] = record
-        self._by_life.setdefault(life_of(record.key), {})[record.key] = record
+        life = life_of(record.key)
+        self._by_life.setdefault(life, {})[record.key] = record
+        if life in self._unsubmitted:
+            self._unsubmitted[life].discard(record.key)
         group, count = self._group_of_rid.get(record.rid, (record.group, 0))
         if group == record.group:
             self._group_of_rid[record.rid] = (group, count + 1)
@@ -177,7 +198,16 @@ class Ledger:
         for record in records:
             self.remove(record.key)
         self._list_numbers.pop(life, None)
+        self._unsubmitted.pop(life, None)
         return records
+
+    def has_listed(self, life: int) -> bool:
+        """Whether a list of this worker life has come."""
+        return life in self._list_numbers
+
+    def unsubmitted(self) -> int:
+        """Requests that lists have named, nobody here knows, and that have not been submitted again yet."""
+        return sum(map(len, self._unsubmitted.values()))
 
     def reconcile(
         self, life: int, number: int, up_to_counter: int, listed: list[tuple[int, int, int]], now_s: float
@@ -200,10 +230,12 @@ class Ledger:
                 continue
             if record.attempt > attempt:
                 continue
+            record.received = offset
             if record.is_behind(offset, now_s):
                 result.resume.append(record)
         for key, record in list(records.items()):
             if key not in named and counter_of(key) <= up_to_counter:
                 result.forget.append(record)
                 self.remove(key)
+        self._unsubmitted[life] = {key for key, _ in result.unknown}
         return result

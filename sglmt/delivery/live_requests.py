@@ -2,8 +2,10 @@
 
 The worker names its live requests to the scheduler when a peer's generation changed, and regularly while
 there are any (and once more after the last one ended, so that the scheduler can forget; in case that list was
-lost, now and then without any, and soon when rows still come). An answer that names a request as unknown makes
-the worker submit it again under a higher attempt, with what it has received.
+lost, now and then without any, and soon when rows still come). A scheduler that has taken over from a dead one
+asks for lists through the state page until it knows that everything continues: then they come often, from every
+worker. An answer that names a request as unknown makes the worker submit it again under a higher attempt, with
+what it has received.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import NamedTuple
 
 LIST_INTERVAL_S = 1.0
 IDLE_LIST_INTERVAL_S = 10.0
+RECOVERY_LIST_INTERVAL_S = 0.1
 MIN_LIST_GAP_S = 0.02
 
 
@@ -51,12 +54,15 @@ class ListClock:
         """A row came for a request nobody waits for: the scheduler has not heard that it is over."""
         self._scheduler_may_know_some = True
 
-    def is_due(self, now_s: float, peers: PeerGenerations, live: int) -> bool:
-        """Whether a list should be sent now, with `live` requests waiting."""
+    def is_due(self, now_s: float, peers: PeerGenerations, live: int, asked: bool = False) -> bool:
+        """Whether a list should be sent now, with `live` requests waiting. `asked`: the scheduler wants to hear of
+        every worker, of those without requests too."""
         if peers != self._seen:
             self._seen = peers
             self._urgent = True
         elapsed_s = now_s - self._last_sent_s
+        if asked and elapsed_s >= RECOVERY_LIST_INTERVAL_S:
+            return True
         if not live and not self._scheduler_may_know_some:
             self._urgent = False
             return elapsed_s >= IDLE_LIST_INTERVAL_S

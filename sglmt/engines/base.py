@@ -17,7 +17,10 @@ from sglmt.messages.sampling import LogprobSpec, SamplingParams, TokenLogprobs
 
 
 class EngineRequest(msgspec.Struct, kw_only=True):
-    """One request as the engine sees it. `max_new_tokens` of `sampling` counts `prefix_ids` too."""
+    """One request as the engine sees it. `max_new_tokens` of `sampling` counts `prefix_ids` too.
+
+    The ids are the caller's: an engine that keeps them copies them.
+    """
 
     key: int
     prompt_ids: Sequence[int]
@@ -46,6 +49,27 @@ class EngineOutput(msgspec.Struct):
     cached_tokens: int | None = None
     embedding: list[float] | None = None
     input_logprobs: TokenLogprobs | None = None
+
+
+class EngineStep(msgspec.Struct, frozen=True):
+    """What one step brought, of requests that have neither ended nor been aborted; each is in one place at most.
+
+    Nearly every output is one more id and nothing else. Those are two columns, `token_ids[i]` being the new id of
+    `keys[i]`: no object is made for them. All others are `outputs`. The columns belong to the engine and are good
+    until it is called again.
+    """
+
+    keys: Sequence[int]
+    token_ids: Sequence[int]
+    outputs: Sequence[EngineOutput]
+
+    def all_outputs(self) -> list[EngineOutput]:
+        """Everything as outputs, for readers that are in no hurry."""
+        plain = [EngineOutput(key, [token_id]) for key, token_id in zip(self.keys, self.token_ids, strict=True)]
+        return [*plain, *self.outputs]
+
+
+NOTHING = EngineStep((), (), ())
 
 
 class Capability:
@@ -91,8 +115,8 @@ class Engine(Protocol):
         """Take a request. Raises EngineError when it cannot be taken; costs that request only."""
         ...
 
-    def step(self) -> list[EngineOutput]:
-        """Advance all requests by one step; [] when nothing moved. At most one output a key."""
+    def step(self) -> EngineStep:
+        """Advance all requests by one step."""
         ...
 
     def abort(self, key: int) -> None:
@@ -104,7 +128,8 @@ class Engine(Protocol):
         ...
 
     def next_step_at_s(self) -> float | None:
-        """Monotonic time before which `step` would bring nothing (paced engines); None: now."""
+        """Monotonic time before which `step` would bring nothing; None: now, if it has work. An engine that says a
+        time is paced: it computes nothing worth speaking of, and its steps are short."""
         ...
 
     def flush_cache(self) -> bool:

@@ -52,6 +52,7 @@ def make_engine(args: ServerArgs, model: EngineModel, cache_dir: Path) -> Engine
             seed=args.simulator_seed,
             script=args.simulator_script(),
             poison_id=args.simulator_poison,
+            continuing=args.simulator_continuing,
         )
     if model.is_embedding:
         from sglmt.engines.openvino_embedding import open_embedding_engine

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sglmt.engines.base import Capability, EngineInfo, EngineOutput, EngineRequest, FixedEngine
+from sglmt.engines.base import Capability, EngineInfo, EngineOutput, EngineRequest, EngineStep, FixedEngine
 from sglmt.engines.openvino_model import first_line
 from sglmt.engines.openvino_pipeline import PipelineSource, import_library
 from sglmt.engines.openvino_sampling import generation_config
@@ -170,8 +170,10 @@ class OpenVinoEngine(FixedEngine):
             raise EngineError(f"{_NAME}: the request was not taken: {first_line(error)}") from error
         self._running[key] = _Running(handle, ends, request.logprobs is not None)
 
-    def step(self) -> list[EngineOutput]:
+    def step(self) -> EngineStep:
         """One forward pass, and everything it brought. What the library raises ends the process."""
+        keys: list[int] = []
+        token_ids: list[int] = []
         outputs = list(self._at_next_step.values())
         self._at_next_step.clear()
         if self._pipeline.has_non_finished_requests():
@@ -189,11 +191,16 @@ class OpenVinoEngine(FixedEngine):
                 if output.finish_kind is None:
                     output.finish_kind = "error"
                     output.error = self._why_ended(status, statuses)
-            if output is not None:
+            if output is None:
+                continue
+            if len(output.token_ids) == 1 and output.finish_kind is None and output.logprobs is None:
+                keys.append(key)
+                token_ids.append(output.token_ids[0])
+            else:
                 outputs.append(output)
         for key in finished:
             del self._running[key]
-        return outputs
+        return EngineStep(keys, token_ids, outputs)
 
     def abort(self, key: int) -> None:
         """Forget a request; the library frees its cache blocks at the next step."""

@@ -14,7 +14,15 @@ from typing import Protocol
 
 import numpy as np
 
-from sglmt.engines.base import Capability, EngineInfo, EngineOutput, EngineRequest, FixedEngine
+from sglmt.engines.base import (
+    NOTHING,
+    Capability,
+    EngineInfo,
+    EngineOutput,
+    EngineRequest,
+    EngineStep,
+    FixedEngine,
+)
 from sglmt.engines.openvino_model import first_line
 from sglmt.engines.sentence_pooling import Array
 from sglmt.errors import EngineError, EngineRefusal, ModelError
@@ -92,17 +100,17 @@ class OpenVinoEmbeddingEngine(FixedEngine):
             raise EngineError(f"{_NAME}: token id {bad} is outside the vocabulary of {info.vocab_size}")
         self._waiting[request.key] = ids
 
-    def step(self) -> list[EngineOutput]:
+    def step(self) -> EngineStep:
         """Run one batch; every request in it ends."""
         if not self._waiting:
-            return []
+            return NOTHING
         keys = list(self._waiting)
         chosen = choose_batch([len(ids) for ids in self._waiting.values()], MAX_BATCH_TOKENS, MAX_BATCH_ROWS)
         batch = {keys[index]: self._waiting[keys[index]] for index in chosen}
         outputs = self._run(batch)
         for key in batch:
             del self._waiting[key]
-        return outputs
+        return EngineStep((), (), outputs)
 
     def abort(self, key: int) -> None:
         """Forget a request; unknown keys are ignored."""

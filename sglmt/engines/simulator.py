@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from zlib import crc32
 
 from sglmt import __version__
-from sglmt.engines.base import Capability, EngineInfo, EngineOutput, EngineRequest
+from sglmt.engines.base import NOTHING, Capability, EngineInfo, EngineOutput, EngineRequest, EngineStep
+from sglmt.engines.simulator_runs import PlainRuns
 from sglmt.engines.token_source import (
     EMBEDDING_DIMENSIONS,
     INCREMENT,
@@ -45,18 +46,15 @@ _CAPABILITIES = {
         Capability.EXACT,
     ),
     **dict.fromkeys(("json_schema", "regex", "ebnf"), Capability.REFUSED),
-    **dict.fromkeys(
-        ("continue.greedy", "continue.sampled", "continue.seed", "continue.penalties", "continue.logprobs"),
-        Capability.EXACT,
-    ),
     "continue.grammar": Capability.REFUSED,
 }
+_CONTINUING = ("continue.greedy", "continue.sampled", "continue.seed", "continue.penalties", "continue.logprobs")
 
 
 class _Running:
-    """One request: its hash state, its output position and where it ends."""
+    """One request that may end by an id or wants log-probabilities: hash state, output position, where it ends."""
 
-    __slots__ = ("ends", "input_logprobs", "key", "limit", "logprobs", "min_new", "poisoned", "position", "state")
+    __slots__ = ("ends", "input_logprobs", "key", "limit", "logprobs", "min_new", "position", "state")
 
     def __init__(self, request: EngineRequest, state: int, limit: int, ends: frozenset[int]) -> None:
         self.key = request.key
@@ -67,7 +65,6 @@ class _Running:
         self.ends = ends
         self.logprobs = request.logprobs
         self.input_logprobs: TokenLogprobs | None = None
-        self.poisoned = False
 
 
 class SimulatorEngine:
@@ -77,7 +74,7 @@ class SimulatorEngine:
     output position, from the beginning again when used up; they may be ids no tokenizer knows (a negative one
     is sent as the largest a message can carry). Seeded ids are never special or EOS ids, so only the token
     limit, a stop token id, or an EOS id in the script ends a request. A prompt that holds `poison_id` kills the
-    process inside `step`, for tests of what follows.
+    process inside `step`, and `continuing` is what is declared of requests that continue, for tests of what follows.
     """
 
     def __init__(
@@ -92,6 +89,7 @@ class SimulatorEngine:
         script: Sequence[int] | None,
         poison_id: int | None = None,
         max_total_tokens: int | None = None,
+        continuing: str = Capability.EXACT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Raises EngineError when the vocabulary has no id that may be emitted or the script is empty."""
@@ -108,7 +106,9 @@ class SimulatorEngine:
         self._seed = seed
         self._clock = clock
         self._adapters: dict[str, int] = {}  # name → what it adds to the seed
-        self._running: dict[int, _Running] = {}
+        self._plain = PlainRuns(self._ids)
+        self._running: dict[int, _Running] = {}  # all others
+        self._poisoned: set[int] = set()
         self._at_next_step: dict[int, EngineOutput] = {}  # whole answers that need no tick
         self._next_tick_s: float | None = None
         self._info = EngineInfo(
@@ -117,7 +117,7 @@ class SimulatorEngine:
             context_length=context_length,
             vocab_size=vocab_size,
             max_total_tokens=max_total_tokens,
-            capabilities=dict(_CAPABILITIES),
+            capabilities=_CAPABILITIES | dict.fromkeys(_CONTINUING, continuing),
             is_simulator=True,
             embedding_dimensions=EMBEDDING_DIMENSIONS,
         )
@@ -143,7 +143,7 @@ class SimulatorEngine:
         """Take a request; its first id comes at the next tick. Raises EngineRefusal or EngineError."""
         self.check(request)
         key = request.key
-        if key in self._running or key in self._at_next_step:
+        if key in self._plain or key in self._running or key in self._at_next_step:
             raise EngineError(f"simulator: request {key} is already running")
         room = self._info.context_length - len(request.prompt_ids)
         if room < 0:
@@ -155,40 +155,37 @@ class SimulatorEngine:
             vector = embedding_of(request.prompt_ids)
             self._at_next_step[key] = EngineOutput(key, [], "stop", embedding=vector, cached_tokens=0)
             return
-        run = self._start(request, min(request.sampling.max_new_tokens, room))
-        if run.position >= run.limit:
-            self._at_next_step[key] = EngineOutput(
-                key, [], "length", input_logprobs=run.input_logprobs, cached_tokens=0
-            )
-            return
-        if not self._running:
-            self._next_tick_s = self._clock() + self._step_s
-        self._running[key] = run
+        self._start(request, min(request.sampling.max_new_tokens, room))
 
-    def step(self) -> list[EngineOutput]:
+    def step(self) -> EngineStep:
         """One id for every running request when the tick is due; answers that need no tick at once."""
-        if self._poison_id is not None and any(run.poisoned for run in self._running.values()):
+        if self._poisoned:
             os.kill(os.getpid(), signal.SIGKILL)  # as an engine dies: without a word
-        outputs = list(self._at_next_step.values())
-        self._at_next_step.clear()
-        if self._running and self._tick_is_due():
-            finished = self._advance(outputs)
-            for key in finished:
-                del self._running[key]
-        return outputs
+        outputs: list[EngineOutput] = []
+        if self._at_next_step:
+            outputs.extend(self._at_next_step.values())
+            self._at_next_step.clear()
+        if not (self._plain.keys or self._running) or not self._tick_is_due():
+            return EngineStep((), (), outputs) if outputs else NOTHING
+        step = self._plain.advance()
+        if self._running:
+            self._advance(outputs)
+        return EngineStep(step.keys, step.token_ids, [*outputs, *step.outputs]) if outputs else step
 
     def abort(self, key: int) -> None:
         """Forget a request; unknown keys are ignored."""
+        self._plain.discard(key)
         self._running.pop(key, None)
+        self._poisoned.discard(key)
         self._at_next_step.pop(key, None)
 
     def has_work(self) -> bool:
         """Whether any request is running."""
-        return bool(self._running or self._at_next_step)
+        return bool(self._plain.keys or self._running or self._at_next_step)
 
     def next_step_at_s(self) -> float | None:
         """Time of the next tick; None when `step` brings something now, or nothing is running."""
-        if self._at_next_step or not self._running or self._step_s == 0:
+        if self._at_next_step or self._step_s == 0 or not (self._plain.keys or self._running):
             return None
         return self._next_tick_s
 
@@ -210,21 +207,37 @@ class SimulatorEngine:
 
     def close(self) -> None:
         """Forget everything."""
+        self._plain.clear()
         self._running.clear()
+        self._poisoned.clear()
         self._at_next_step.clear()
 
-    def _start(self, request: EngineRequest, limit: int) -> _Running:
-        sampling = request.sampling
+    def _is_running(self) -> bool:
+        """Whether any request waits for the next tick."""
+        return bool(self._plain.keys or self._running)
+
+    def _start(self, request: EngineRequest, limit: int) -> None:
+        key, sampling, spec = request.key, request.sampling, request.logprobs
         adapter = 0 if request.lora_name is None else self._adapters[request.lora_name]
         before_prompt = initial_state(self._seed ^ adapter, sampling.seed)
-        state = fold(fold(before_prompt, request.prompt_ids), request.prefix_ids)
-        ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos)
-        run = _Running(request, state, limit, ends)
-        run.poisoned = self._poison_id is not None and self._poison_id in request.prompt_ids
-        spec = request.logprobs
+        input_logprobs = None
         if spec is not None and spec.prompt_from is not None:
-            run.input_logprobs = self._prompt_logprobs(before_prompt, request.prompt_ids, spec, spec.prompt_from)
-        return run
+            input_logprobs = self._prompt_logprobs(before_prompt, request.prompt_ids, spec, spec.prompt_from)
+        tokens = limit - len(request.prefix_ids)
+        if tokens <= 0:
+            self._at_next_step[key] = EngineOutput(key, [], "length", input_logprobs=input_logprobs, cached_tokens=0)
+            return
+        state = fold(fold(before_prompt, request.prompt_ids), request.prefix_ids)
+        if not self._is_running():
+            self._next_tick_s = self._clock() + self._step_s
+        if self._poison_id is not None and self._poison_id in request.prompt_ids:
+            self._poisoned.add(key)
+        if spec is None and self._script is None and not sampling.stop_token_ids:  # seeded ids are never EOS
+            self._plain.add(key, state, tokens)
+            return
+        ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos)
+        run = self._running[key] = _Running(request, state, limit, ends)
+        run.input_logprobs = input_logprobs
 
     def _tick_is_due(self) -> bool:
         """Whether a tick is due. If so the next one is set: on the grid, or afresh when a whole step late."""
@@ -238,8 +251,8 @@ class SimulatorEngine:
         self._next_tick_s = following if following > now else now + self._step_s
         return True
 
-    def _advance(self, outputs: list[EngineOutput]) -> list[int]:
-        """Append one output a running request; returns the keys that finished. The hot loop of load tests."""
+    def _advance(self, outputs: list[EngineOutput]) -> None:
+        """Append one output for each request that is not plain; take out those that end."""
         ids, count, script = self._ids, len(self._ids), self._script
         finished: list[int] = []
         for run in self._running.values():
@@ -261,7 +274,8 @@ class SimulatorEngine:
                 output.logprobs = self._logprobs([state], [token_id], run.logprobs)
                 output.input_logprobs, run.input_logprobs = run.input_logprobs, None
             outputs.append(output)
-        return finished
+        for key in finished:
+            del self._running[key]
 
     def _prompt_logprobs(self, state: int, prompt: Sequence[int], spec: LogprobSpec, first: int) -> TokenLogprobs:
         """One entry for every prompt position from `first`; that of position 0 is empty: it has no context."""

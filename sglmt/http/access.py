@@ -84,7 +84,8 @@ def host_name(value: bytes) -> bytes:
 
 def is_websocket(headers: Headers) -> bool:
     """Whether the request asks to become a websocket."""
-    return any(name == b"upgrade" and b"websocket" in value.lower() for name, value in headers)
+    upgrades = [value for name, value in headers if name == b"upgrade"]
+    return bool(upgrades) and any(b"websocket" in value.lower() for value in upgrades)
 
 
 def _first(headers: Headers, wanted: bytes) -> bytes | None:

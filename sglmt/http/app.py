@@ -1,4 +1,4 @@
-"""The ASGI application of a worker: routes, body, access, and errors in each API's shape.
+"""The HTTP application of a worker: routes, body, access, and errors in each API's shape.
 
 One table of exact paths; a handler gets a `Call` and answers through it. Whatever a handler raises as
 `ApiError` becomes that answer; anything else is logged and becomes a 500 that says nothing of our insides.
@@ -27,7 +27,7 @@ from sglmt.http.errors import (
     unsupported_media_type,
     websocket_refused,
 )
-from sglmt.http.server import Connection
+from sglmt.http.exchange import Exchange
 from sglmt.http.service import Service
 from sglmt.ipc.state_page import Slot, SlotWord
 from sglmt.status.metric_words import AbortCause, Outcome, abort_word, outcome_of, route_word
@@ -43,28 +43,24 @@ class Call:
 
     __slots__ = (
         "_counted",
-        "_send",
         "_slot",
         "connection",
+        "exchange",
         "extra_headers",
         "outcome",
         "path",
-        "receive",
         "route",
-        "scope",
         "service",
         "started_s",
         "status",
     )
 
-    def __init__(self, service: Service, slot: Slot, scope: Any, receive: Any, send: Any) -> None:
+    def __init__(self, service: Service, slot: Slot, exchange: Exchange) -> None:
         self.service = service
         self._slot = slot
-        self.scope = scope
-        self.path: str = scope["path"]
-        self.receive = receive
-        self._send = send
-        self.connection: Connection = scope["state"]["connection"]
+        self.exchange = exchange
+        self.path = exchange.path
+        self.connection = exchange.connection
         self.started_s = time.monotonic()
         self.status = 0
         self.route = OTHER_ROUTE
@@ -79,32 +75,27 @@ class Call:
         declared = self.header(b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > limit:
             raise body_too_large(limit)
+        exchange = self.exchange
+        if not exchange.has_arrived:
+            await self._arrival(exchange, limit)
+        if exchange.size > limit:
+            raise body_too_large(limit)
+        return exchange.body()
+
+    async def _arrival(self, exchange: Exchange, limit: int) -> None:
+        """Wait until the body is here, or has more bytes than it may."""
         allowed_s = self.service.args.receive_timeout
         try:
             async with asyncio.timeout(allowed_s):
-                return await self._receive_body(limit)
+                while not exchange.has_arrived and exchange.size <= limit:
+                    await exchange.arrival()
         except TimeoutError:
             raise slow_request(allowed_s) from None
-
-    async def _receive_body(self, limit: int) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        more = True
-        while more:
-            message = await self.receive()
-            if message["type"] == "http.disconnect":
-                raise asyncio.CancelledError
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > limit:
-                raise body_too_large(limit)
-            more = message.get("more_body", False)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _check_content_type(self) -> None:
         """A body that says it is something else than JSON is refused; one that says nothing is read as JSON."""
         declared = self.header(b"content-type")
-        if declared is None:
+        if declared is None or declared == b"application/json":
             return
         kind = declared.partition(b";")[0].strip().lower()
         if kind and kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
@@ -112,24 +103,27 @@ class Call:
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of that (lower-case) name."""
-        for header, value in self.scope["headers"]:
+        for header, value in self.exchange.headers:
             if header == name:
-                return bytes(value)
+                return value
         return None
 
-    async def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Send status and headers."""
+    async def start(self, status: int, headers: HeaderList, first: Callable[[], bytes] = bytes) -> None:
+        """Send status and headers, and with them what `first` returns; see `Exchange.start`."""
         self.status = status
+        await self.exchange.start(status, self._all_headers(headers), first)
+
+    def _all_headers(self, headers: HeaderList) -> HeaderList:
         if self.extra_headers:
             headers = [*headers, *self.extra_headers]
         if self.service.is_draining:
             headers = [*headers, (b"connection", b"close")]
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        return headers
 
     async def finish(self, body: bytes) -> None:
         """Send the end of the body."""
         self.count()
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        await self.exchange.finish(body)
 
     def count(self) -> None:
         """Count this request as ended; only the first call does."""
@@ -143,8 +137,13 @@ class Call:
 
     async def answer(self, body: bytes, status: int = 200, content_type: bytes = b"application/json") -> None:
         """Send a whole answer."""
-        await self.start(status, [(b"content-type", content_type), (b"content-length", b"%d" % len(body))])
-        await self.finish(body)
+        headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
+        await self._answer(status, headers, body)
+
+    async def _answer(self, status: int, headers: HeaderList, body: bytes) -> None:
+        self.status = status
+        self.count()
+        await self.exchange.answer(status, self._all_headers(headers), body)
 
     async def answer_error(self, error: ApiError, api: ApiName, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
         """Send an error in the shape of `api`."""
@@ -154,8 +153,7 @@ class Call:
             out.append((b"retry-after", b"%d" % error.retry_after_s))
         if error.status in (408, 413, 431):
             out.append((b"connection", b"close"))
-        await self.start(error.status, out)
-        await self.finish(body)
+        await self._answer(error.status, out, body)
 
 
 _OUTCOME_WORDS = {
@@ -186,13 +184,13 @@ class App:
         for word in (SlotWord.REQUESTS_TOTAL, SlotWord.REQUESTS_REFUSED, route_word(OTHER_ROUTE, Outcome.REFUSED)):
             self._slot.add(word)
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """The ASGI entry."""
-        call = Call(self._service, self._slot, scope, receive, send)
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answer one request."""
+        call = Call(self._service, self._slot, exchange)
         slot = self._slot
         slot.add(SlotWord.REQUESTS_TOTAL)
         try:
-            await self._dispatch(call, scope["method"])
+            await self._dispatch(call, exchange.method)
         except ApiError as error:
             await self._answer_error(call, error)
         except asyncio.CancelledError:
@@ -207,7 +205,7 @@ class App:
         call.count()
 
     async def _dispatch(self, call: Call, method: str) -> None:
-        headers, path = call.scope["headers"], call.path
+        headers, path = call.exchange.headers, call.path
         call.route = route = self._route_of(path)
         call.extra_headers = self._access.answer_headers(headers)
         self._access.check_host(path, headers)
@@ -236,7 +234,7 @@ class App:
     async def _answer_options(self, call: Call, route: str) -> None:
         methods = ", ".join([*self._methods[route], "OPTIONS"])
         headers = [(b"allow", methods.encode())]
-        await call.start(204, headers + self._access.preflight_headers(call.scope["headers"], methods))
+        await call.start(204, headers + self._access.preflight_headers(call.exchange.headers, methods))
         await call.finish(b"")
 
     async def _answer_error(self, call: Call, error: ApiError) -> None:

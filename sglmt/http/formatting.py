@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -36,8 +35,7 @@ class ChoiceUsage(NamedTuple):
     cached_tokens: int
 
 
-@dataclass(slots=True)
-class ChoiceResult:
+class ChoiceResult(msgspec.Struct, gc=False):
     """One finished answer. `input_logprobs` are those of the prompt's tokens, from the first one asked for."""
 
     prompt_index: int
@@ -50,8 +48,7 @@ class ChoiceResult:
     usage: ChoiceUsage
 
 
-@dataclass(slots=True)
-class FormatContext:
+class FormatContext(msgspec.Struct, gc=False):
     """What a formatter must be told besides the request.
 
     `request_id` becomes the answer's id; `token_text` and `token_bytes` give a token as it is displayed and as it is
@@ -101,6 +98,11 @@ class Formatter(Protocol):
         usage: ChoiceUsage,
     ) -> bytes:
         """The last text, ids and the finish reason of a choice; once a choice."""
+        ...
+
+    def text_frame(self, choice: int) -> tuple[bytes, bytes] | None:
+        """What `delta` writes before and after the JSON of a text without log-probabilities; None when its events are
+        not made so, or for an empty text are not left out."""
         ...
 
     def stream_end(self) -> bytes:

@@ -6,7 +6,6 @@ Runs in the tokenizer workers: made by the parsers, read by the worker that rend
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -39,8 +38,7 @@ class Template(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class PromptItem:
+class PromptItem(msgspec.Struct):
     """One prompt: its text or its token ids (a chat has neither before it is rendered), and the client's id."""
 
     text: str | None
@@ -48,15 +46,14 @@ class PromptItem:
     rid: str
 
 
-@dataclass(slots=True)
-class ChatRender:
+class ChatRender(msgspec.Struct):
     """What the chat template needs. `messages` contents are texts; `kwargs` are the template's extra variables."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict[str, Any] = {}
 
     @property
     def size(self) -> int:
@@ -81,8 +78,7 @@ class ChatRender:
             raise bad_request(f"messages: {detail}", "messages") from None
 
 
-@dataclass(slots=True)
-class GenerationRequest:
+class GenerationRequest(msgspec.Struct, gc=False):
     """Everything but the prompt length is checked.
 
     `max_new_tokens` is what the request asked for (None: nothing); `sampling.max_new_tokens` is a placeholder until
@@ -139,6 +135,8 @@ class GenerationRequest:
         """
         max_new = resolve_max_new_tokens(self.max_new_tokens, prompt_tokens, limits, self.default_max_new_tokens)
         seed = self.sampling.seed
+        if seed is None and max_new == self.sampling.max_new_tokens:
+            return self.sampling
         return msgspec.structs.replace(
             self.sampling,
             max_new_tokens=max_new,

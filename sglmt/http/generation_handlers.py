@@ -57,19 +57,23 @@ async def generate(call: Call, parse: Parser) -> None:
         request.sampling_for(len(prompt_ids[choice // request.n]), limits, choice % request.n)
         for choice in range(request.num_choices)
     ]
-    formatter = request.make_formatter(_format_context(call, request, prompts))
+    formatter = request.make_formatter(_format_context(call, request, prompts, limits))
     if not request.needs_engine:
         await _answer_without_engine(call, request, formatter, prompt_ids)
-    elif request.stream:
-        await _answer_stream(call, request, formatter, prompt_ids, samplings)
+        return
+    lora_name = request.model if request.model in limits.adapters else None
+    if request.stream:
+        await _answer_stream(call, request, formatter, prompt_ids, samplings, lora_name)
     else:
-        await _answer_whole(call, request, formatter, prompt_ids, samplings)
+        await _answer_whole(call, request, formatter, prompt_ids, samplings, lora_name)
 
 
-def _format_context(call: Call, request: GenerationRequest, prompts: list[tuple[Sequence[int], str]]) -> FormatContext:
+def _format_context(
+    call: Call, request: GenerationRequest, prompts: list[tuple[Sequence[int], str]], limits: ModelLimits
+) -> FormatContext:
     service = call.service
     return FormatContext(
-        model_name=request.model or service.limits.model_name,
+        model_name=request.model or limits.model_name,
         created_unix_s=int(time.time()),
         request_id=request.prompts[0].rid,
         token_text=service.tokenizer.token_text,
@@ -85,13 +89,13 @@ def submit(
     request: GenerationRequest,
     prompt_ids: list[Sequence[int]],
     samplings: list[SamplingParams],
+    lora_name: str | None,
     sink: Sink,
 ) -> list[LiveRequest]:
     """Send every choice to the scheduler; choices of a prompt share its rid."""
     frontend = service.frontend
     deadline_s = None if request.timeout_s is None else time.monotonic() + request.timeout_s
     packed = [ids.tobytes() if isinstance(ids, array) else pack("I", ids) for ids in prompt_ids]
-    lora_name = request.model if request.model in service.limits.adapters else None
     live: list[LiveRequest] = []
     group = 0
     for choice, sampling in enumerate(samplings):
@@ -115,7 +119,7 @@ def submit(
         )
         tokens = len(prompt_ids[prompt_index])
         live.append(frontend.submit(submission, choice, tokens, sink))
-    service.frontend.count_prompt_tokens(sum(map(len, prompt_ids)))
+    frontend.count_prompt_tokens(sum(map(len, prompt_ids)))
     return live
 
 
@@ -125,25 +129,18 @@ async def _answer_stream(
     formatter: Formatter,
     prompt_ids: list[Sequence[int]],
     samplings: list[SamplingParams],
+    lora_name: str | None,
 ) -> None:
     service = call.service
     live: list[LiveRequest] = []
-
-    def end_slow_client() -> None:
-        service.frontend.slot.add(SlotWord.SLOW_CLIENT_ABORTS)
-        service.frontend.slot.add(abort_word(AbortCause.SLOW_CLIENT))
-        call.outcome = Outcome.ABORTED
-        call.connection.transport.abort()
-
-    sink = StreamSink(call.connection, formatter, len(samplings), service.flusher, end_slow_client)
+    sink = StreamSink(call.connection, formatter, len(samplings), service.flusher, partial(_end_slow_client, call))
     listeners = call.connection.listeners
     listeners.add(sink)
     service.frontend.open_streams.add(sink)
     try:
-        live = submit(service, request, prompt_ids, samplings, sink)
+        live = submit(service, request, prompt_ids, samplings, lora_name, sink)
         await sink.admission
-        await call.start(200, _SSE_HEADERS)
-        sink.open()
+        await call.start(200, _SSE_HEADERS, sink.open)
         await sink.done
         if sink.failure is not None:
             call.outcome = Outcome.ABORTED if sink.failure.status == 499 else Outcome.FAILED
@@ -151,7 +148,17 @@ async def _answer_stream(
     finally:
         listeners.discard(sink)
         service.frontend.open_streams.discard(sink)
+        sink.close()
         service.frontend.cancel(live)
+
+
+def _end_slow_client(call: Call) -> None:
+    """The client does not read: its answer would grow without bound."""
+    slot = call.service.frontend.slot
+    slot.add(SlotWord.SLOW_CLIENT_ABORTS)
+    slot.add(abort_word(AbortCause.SLOW_CLIENT))
+    call.outcome = Outcome.ABORTED
+    call.connection.transport.abort()
 
 
 async def _answer_whole(
@@ -160,12 +167,13 @@ async def _answer_whole(
     formatter: Formatter,
     prompt_ids: list[Sequence[int]],
     samplings: list[SamplingParams],
+    lora_name: str | None,
 ) -> None:
     sink = CollectSink(len(samplings), request.n)
     call.connection.listeners.add(sink)
     live: list[LiveRequest] = []
     try:
-        live = submit(call.service, request, prompt_ids, samplings, sink)
+        live = submit(call.service, request, prompt_ids, samplings, lora_name, sink)
         results = await sink.done
     finally:
         call.connection.listeners.discard(sink)

@@ -110,7 +110,16 @@ async def _decode_all(call: Call, request: DetokenizeRequest) -> list[str]:
 
 
 async def abort_request(call: Call) -> None:
-    """End running requests; an id nobody has is no error (it may just have ended)."""
+    """End running requests; answered when the scheduler has done so. An id nobody has is no error (it may just have
+    ended)."""
     rid, all_requests = parse_abort(await call.body())
-    call.service.frontend.abort_by_rid(rid, all_requests)
+    done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def answered(carried_out: bool) -> None:
+        if not done.done():  # else the client has left
+            done.set_result(carried_out)
+
+    call.service.frontend.abort_by_rid(rid, all_requests, answered)
+    if not await done:
+        raise unavailable("the scheduler has not confirmed it in time; it may still happen", code="engine_away")
     await call.answer(b'{"status":"ok"}')

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from sglmt.http.errors import bad_request, context_too_long
 from sglmt.http.generation import ChatRender, GenerationRequest
 from sglmt.http.service import Service
+from sglmt.tokenizer.encode_cache import Plan
 
 INLINE_TEXT_CHARS = 8192  # longer prompts are rendered and tokenized in a thread, off the event loop
 
@@ -60,7 +61,12 @@ def refuse_surely_too_long(service: Service, text: str) -> None:
 
 async def encode_all(service: Service, texts: list[str], add_special_tokens: bool) -> list[array[int]]:
     """The ids of each text; much that has to be encoded does not hold up the streams of this worker."""
-    plans = [service.encode_cache.plan(text, add_special_tokens) for text in texts]
-    if sum(plan.missing_chars for plan in plans) <= INLINE_TEXT_CHARS:
+    plans: list[Plan] = []
+    missing_chars = 0
+    for text in texts:
+        plan = service.encode_cache.plan(text, add_special_tokens)
+        plans.append(plan)
+        missing_chars += plan.missing_chars
+    if missing_chars <= INLINE_TEXT_CHARS:
         return [plan.encode() for plan in plans]
     return await asyncio.get_running_loop().run_in_executor(None, lambda: [plan.encode() for plan in plans])

@@ -6,6 +6,7 @@ Runs in the tokenizer workers. `SamplingFields` is the base of each endpoint's b
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -63,10 +64,21 @@ def build_sampling(
     Raises ApiError for a value out of range or a feature the engine refuses.
     """
     defaults = limits.sampling_defaults
-    temperature = number(fields.temperature, prefix + "temperature", 0.0, 100.0, defaults.temperature)
-    top_p = number(fields.top_p, prefix + "top_p", 0.0, 1.0, defaults.top_p)
-    if temperature < LOWEST_TEMPERATURE or top_p == 0.0:  # an empty nucleus still holds the most likely token
-        temperature, top_p = 0.0, 1.0
+    if _asked(fields) == _NOTHING_ASKED and seed is None and json_schema is None and not min_new_tokens:
+        temperature, top_p = _without_extremes(defaults.temperature, defaults.top_p)
+        return SamplingParams(  # nothing to check: the engine can honour its model's defaults
+            max_new_tokens=max_new_tokens or 0,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=defaults.top_k,
+            min_p=defaults.min_p,
+            repetition_penalty=defaults.repetition_penalty,
+            ignore_eos=fields.ignore_eos or False,
+        )
+    temperature, top_p = _without_extremes(
+        number(fields.temperature, prefix + "temperature", 0.0, 100.0, defaults.temperature),
+        number(fields.top_p, prefix + "top_p", 0.0, 1.0, defaults.top_p),
+    )
     schema, regex, ebnf = _constraint(fields, json_schema, prefix)
     if max_new_tokens is not None and min_new_tokens > max_new_tokens:
         problem = f"{min_new_tokens} is more than the {max_new_tokens} that may be generated"
@@ -119,6 +131,18 @@ def new_token_limit(value: int | None, param: str, lowest: int) -> int | None:
 
 _PLAIN_TEXT = TextSpec()
 
+_ASKED_BY = (
+    "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
+    "logit_bias", "stop_token_ids", "json_schema", "regex", "ebnf",
+)  # fmt: skip
+_asked = attrgetter(*_ASKED_BY)
+_NOTHING_ASKED = (None,) * len(_ASKED_BY)
+
+
+def _without_extremes(temperature: float, top_p: float) -> tuple[float, float]:
+    """The same, or what takes the most likely token: an empty nucleus still holds that one."""
+    return (0.0, 1.0) if temperature < LOWEST_TEMPERATURE or top_p == 0.0 else (temperature, top_p)
+
 
 def _top_k(value: int | None, limits: ModelLimits, prefix: str) -> int:
     """-1 (off) for -1, 0 and whatever covers the vocabulary."""
@@ -166,8 +190,6 @@ def schema_text(schema: str | dict[str, Any], param: str) -> str:
 
 
 def _check_engine(sampling: SamplingParams, limits: ModelLimits, prefix: str, min_param: str) -> None:
-    if sampling == _NEUTRAL_BY_DEFAULT:
-        return
     for feature, param, asked in (
         ("temperature", "temperature", sampling.temperature not in (0.0, 1.0)),
         ("top_p", "top_p", sampling.top_p != 1.0),
@@ -186,6 +208,3 @@ def _check_engine(sampling: SamplingParams, limits: ModelLimits, prefix: str, mi
     ):
         if asked:
             limits.require(feature, prefix + param)
-
-
-_NEUTRAL_BY_DEFAULT = SamplingParams(max_new_tokens=0)

@@ -2,9 +2,10 @@
 
 The listening socket belongs to the supervisor and is inherited. A worker accepts one connection at a time, and
 only while it holds no more than the mean of all workers plus two (read from the state page), so that bursts of
-keep-alive connections spread. `Connection` is uvicorn's httptools protocol plus what our streams need to know:
-that the client left, and when a full write buffer has drained. Once a second every connection is looked at: one
-that has been idle for too long is closed, one whose request's headers do not come to an end gets 408.
+keep-alive connections spread. `Connection` is uvicorn's httptools protocol with requests of our own
+(`Exchange`), plus what our streams need to know: that the client left, and when a full write buffer has drained.
+Once a second every connection is looked at: one that has been idle for too long is closed, one whose request's
+headers do not come to an end gets 408.
 """
 
 from __future__ import annotations
@@ -15,17 +16,22 @@ import logging
 import select
 import socket
 import ssl
-from collections.abc import Callable, Iterable
+import traceback
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from email.utils import formatdate
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 import httptools
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from sglmt.http.access import is_websocket
 from sglmt.http.errors import ApiError, bad_request, error_body, headers_too_large, slow_request
+from sglmt.http.exchange import Exchange
 
 RETRY_ACCEPT_S = 0.003
 HANDSHAKE_WITHIN_S = 10.0
@@ -46,16 +52,20 @@ class ConnectionListener(Protocol):
 
 
 class Connection(HttpToolsProtocol):
-    """One client connection. `scope["state"]["connection"]` of every request on it."""
+    """One client connection. Requests on it are answered in order: those that come early wait."""
+
+    cycle: Exchange | None  # type: ignore[assignment]
 
     def __init__(self, server: HttpServer, accepted: socket.socket, plain: bool) -> None:
         """`accepted` is the connection's own socket, which the transport owns and closes; `plain`: no TLS on it."""
-        super().__init__(server.config, server.state, {"connection": self}, server.loop)
+        super().__init__(server.config, server.state, {}, server.loop)
         self._server = server
-        self._send = accepted.send
+        self._waiting: deque[Exchange] = deque()
+        self.send_straight = accepted.send  # for `write_straight`, and who follows its rules
         self._plain = plain
         self.listeners: set[ConnectionListener] = set()
         self.was_made = False
+        self.client_left = False
         self._idle_since_s = server.loop.time()
         self._head_since_s: float | None = None  # a request's headers are on their way since
         self._head_bytes = 0
@@ -71,7 +81,7 @@ class Connection(HttpToolsProtocol):
         Only for who has seen `nothing_waits` and is the only writer since. False: from now on something waits.
         """
         try:
-            sent = self._send(data)
+            sent = self.send_straight(data)
         except OSError:  # full, or broken: the transport knows what to do
             sent = 0
         if sent == len(data):
@@ -82,7 +92,14 @@ class Connection(HttpToolsProtocol):
     @property
     def nothing_waits(self) -> bool:
         """Whether `write_straight` may be used: plain TCP, and all that was written has left."""
-        return self._plain and not self.transport.get_write_buffer_size()
+        return self._plain and not self.transport.get_write_buffer_size() and not self.transport.is_closing()
+
+    def write(self, data: bytes) -> None:
+        """Send, behind whatever waits."""
+        if self.nothing_waits:
+            self.write_straight(data)
+        else:
+            self.transport.write(data)
 
     @property
     def is_lost(self) -> bool:
@@ -93,8 +110,17 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.was_made = True
 
+    @property
+    def date_line(self) -> bytes:
+        """The Date header of an answer that is sent now."""
+        return self._server.date_line
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the next answer is the last on its connection: this worker takes no more requests."""
+        return self._server.is_leaving
+
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -107,23 +133,56 @@ class Connection(HttpToolsProtocol):
         if self._head_bytes > MAX_HEADER_BYTES and self._is_between_requests:
             self._refuse(headers_too_large(MAX_HEADER_BYTES), b"431 Request Header Fields Too Large")
 
+    # what the parser finds
+
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
         self._head_since_s = self._server.loop.time()
         self._head_bytes = 0
 
     def on_headers_complete(self) -> None:
+        """Begin to answer, or wait behind the request before this one."""
         self._head_since_s = None
-        if not self._offers_upgrade():
-            super().on_headers_complete()
+        if self._offers_upgrade():
+            return
+        parser, before = self.parser, self.cycle
+        self.cycle = Exchange(
+            self,
+            parser.get_method().decode("ascii"),
+            path_of(self.url),
+            self.headers,
+            keep_alive=parser.get_http_version() != "1.0" and parser.should_keep_alive(),
+            expects=self.expect_100_continue,
+        )
+        if before is None or before.response_complete:
+            self._server.begin(self.cycle)
+        else:
+            self.flow.pause_reading()
+            self._waiting.append(self.cycle)
+
+    def on_body(self, body: bytes) -> None:
+        exchange = self.cycle
+        if exchange is None or exchange.response_complete:
+            return
+        exchange.feed(body)
+        if exchange.size > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
-        if not self._offers_upgrade():
-            super().on_message_complete()
+        exchange = self.cycle
+        if exchange is not None and not exchange.response_complete and not self._offers_upgrade():
+            exchange.feed_end()
 
     def on_response_complete(self) -> None:
+        """The answer has been sent: the next request's turn."""
         self._idle_since_s = self._server.loop.time()
-        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self._waiting:
+            self._server.begin(self._waiting.popleft())
 
     def _offers_upgrade(self) -> bool:
         """Whether the request would also be content with another protocol, such as HTTP/2: it gets HTTP/1.1."""
@@ -170,7 +229,11 @@ class Connection(HttpToolsProtocol):
         return bool(poller.poll(0))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.client_left = True
+        exchange, self.cycle = self.cycle, None
         super().connection_lost(exc)
+        if exchange is not None:
+            exchange.wake()
         self._server.connection_closed()
         for listener in list(self.listeners):
             listener.connection_lost()
@@ -198,12 +261,21 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
+def path_of(url: bytes) -> str:
+    """The decoded path of a request's target. Raises HttpParserError for one without a path."""
+    raw = httptools.parse_url(url).path
+    if raw is None:
+        raise httptools.HttpParserError("the request's target has no path")
+    path: str = raw.decode("ascii")
+    return unquote(path) if "%" in path else path
+
+
 class HttpServer:
     """Accepts connections from the inherited socket while this worker's share allows."""
 
     def __init__(
         self,
-        app: Callable[..., Any],
+        app: Callable[[Exchange], Awaitable[None]],
         listener: socket.socket,
         *,
         keep_alive_s: float,
@@ -231,11 +303,13 @@ class HttpServer:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=keep_alive_s,  # type: ignore[arg-type]
             interface="asgi3",
         )
         self.config.load()
         self.state = ServerState()
+        self._app = app
+        self._running: dict[Exchange, asyncio.Task[None]] = {}
+        self.date_line = b""
         self._leaving_since_s: float | None = None
         self.tick()
         self._listener = listener
@@ -252,9 +326,7 @@ class HttpServer:
 
     def tick(self) -> None:
         """Once a second: the Date header, and connections that have been silent for too long."""
-        self.state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
-        if self._leaving_since_s is not None:
-            self.state.default_headers.append((b"connection", b"close"))
+        self.date_line = b"date: %b\r\n" % formatdate(usegmt=True).encode()
         now_s = self.loop.time()
         for connection in list(self.state.connections):
             connection.end_if_overdue(now_s)  # type: ignore[union-attr]
@@ -278,7 +350,26 @@ class HttpServer:
         self.stop_accepting()
         if self._leaving_since_s is None:
             self._leaving_since_s = self.loop.time()
-            self.tick()
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether clients are being moved over."""
+        return self._leaving_since_s is not None
+
+    def begin(self, exchange: Exchange) -> None:
+        """Have a request answered."""
+        self._running[exchange] = self.loop.create_task(self._answer(exchange))
+
+    async def _answer(self, exchange: Exchange) -> None:
+        """The app answers; a connection that is left without a whole answer is closed."""
+        try:
+            await self._app(exchange)
+        except Exception:  # the app answers its own faults: this is one in doing so
+            traceback.print_exc()
+        finally:
+            del self._running[exchange]
+            if not exchange.response_complete:
+                exchange.connection.transport.close()
 
     def close_quiet(self, quiet_s: float) -> None:
         """While leaving: close connections on which no request has come for `quiet_s`. One that has just been

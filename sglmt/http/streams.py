@@ -13,12 +13,13 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from sglmt.http.errors import ApiError, from_finish, internal_error
-from sglmt.http.formatting import SSE_KEEP_ALIVE, ChoiceResult, ChoiceUsage, Formatter
+from sglmt.http.formatting import SSE_KEEP_ALIVE, ChoiceResult, ChoiceUsage, Formatter, json_text
 from sglmt.http.server import Connection
 from sglmt.messages.sampling import FinishReason, TokenLogprobs
 from sglmt.workers.live_request import LiveRequest
 
 MAX_UNSENT_BYTES = 8 * 1024 * 1024
+_SIZE_LINES = [b"%x\r\n" % size for size in range(2048)]
 KEEP_ALIVE_AFTER_S = 15.0
 
 
@@ -48,6 +49,43 @@ def usage_of(request: LiveRequest) -> ChoiceUsage:
     return ChoiceUsage(request.prompt_tokens, request.tokens, request.cached_tokens)
 
 
+class TextLine:
+    """A stream's short way to its socket: for tokens that are plain text, while nothing waits to be written.
+
+    Everything a token needs is in this one object, because what a paced token costs is the memory it touches. The sink
+    it belongs to says when the way is `open`; what comes otherwise goes through the sink.
+    """
+
+    __slots__ = ("_head", "_send", "_sink", "_tail", "_text_free_bytes", "last_write_s", "open")
+
+    def __init__(self, sink: StreamSink, send: Callable[[bytes], int], frame: tuple[bytes, bytes]) -> None:
+        """`frame`: the bytes before and after the JSON text in every event."""
+        self._sink = sink
+        self._send = send
+        self._head, tail = frame
+        self._tail = tail + b"\r\n"
+        self._text_free_bytes = len(self._head) + len(tail)
+        self.open = False
+        self.last_write_s = 0.0
+
+    def write(self, text: str, now_s: float) -> bool:
+        """Send `text` as one event in one HTTP chunk; False when it must go through the sink."""
+        if not self.open:
+            return False
+        quoted = json_text(text)
+        size = self._text_free_bytes + len(quoted)
+        size_line = _SIZE_LINES[size] if size < len(_SIZE_LINES) else b"%x\r\n" % size
+        chunk = b"".join((size_line, self._head, quoted, self._tail))
+        self.last_write_s = now_s
+        try:
+            sent = self._send(chunk)
+        except OSError:  # full, or broken: the transport knows what to do
+            sent = 0
+        if sent != len(chunk):
+            self._sink.write_rest(chunk[sent:])
+        return True
+
+
 class StreamSink:
     """One streaming answer; all its choices share the connection.
 
@@ -65,6 +103,7 @@ class StreamSink:
         "_flusher",
         "_formatter",
         "_is_dirty",
+        "_line",
         "_on_slow",
         "_open",
         "_remaining",
@@ -92,6 +131,8 @@ class StreamSink:
         self._remaining = choices
         self._flusher = flusher
         self._straight = False  # nothing waits in the transport, and nobody else writes: straight to the socket
+        frame = formatter.text_frame(0) if choices == 1 else None  # several choices share one write
+        self._line = None if frame is None else TextLine(self, connection.send_straight, frame)
         self._on_slow = on_slow
         self._admitted: set[int] = set()
         self._buffer: list[bytes] = []
@@ -103,15 +144,17 @@ class StreamSink:
         self.failure: ApiError | None = None
         self.last_write_s = 0.0
 
-    def open(self) -> None:
-        """The headers are out: what was collected may be written."""
+    def open(self) -> bytes:
+        """The headers go out now: what is to go with them, as a chunk. What comes later is written by `flush`."""
         self._open = True
         self.last_write_s = time.monotonic()
         try:
-            self._put(self._formatter.stream_start(), first=True)
+            self._buffer.insert(0, self._formatter.stream_start())
         except Exception:
             self._fail_by_our_fault()
-        self.flush()
+        data = b"".join(self._buffer)
+        self._buffer.clear()
+        return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
     def admitted(self, request: LiveRequest) -> None:
         self._note_admission(request.choice)
@@ -124,6 +167,7 @@ class StreamSink:
     def row(self, request: LiveRequest, text: str, token_ids: Sequence[int], logprobs: TokenLogprobs | None) -> None:
         if not self._open:
             self._note_admission(request.choice)
+        request.text_line = self._line
         try:
             if request.input_logprobs is not None:
                 self._put(self._take_input_logprobs(request))
@@ -131,11 +175,7 @@ class StreamSink:
         except Exception:
             self._fail_by_our_fault()
             return
-        if data:
-            self._buffer.append(data)
-            if not self._is_dirty and self._open:
-                self._is_dirty = True
-                self._flusher.add(self)
+        self._put(data)
 
     def _take_input_logprobs(self, request: LiveRequest) -> bytes:
         input_logprobs, request.input_logprobs = request.input_logprobs, None
@@ -188,16 +228,16 @@ class StreamSink:
             self._end(self._formatter.stream_error(error))
 
     def _end(self, data: bytes) -> None:
+        self._use_transport()
         self.tail = data
         self.done.set_result(None)
 
-    def _put(self, data: bytes, first: bool = False) -> None:
+    def _put(self, data: bytes) -> None:
         if not data:
             return
-        if first:
-            self._buffer.insert(0, data)
-        else:
-            self._buffer.append(data)
+        if self._line is not None:
+            self._line.open = False  # until this has left
+        self._buffer.append(data)
         if self._open and not self._is_dirty:
             self._is_dirty = True
             self._flusher.add(self)
@@ -226,24 +266,45 @@ class StreamSink:
             self._straight = connection.write_straight(chunk)
         else:
             connection.transport.write(chunk)
+        if self._line is not None:
+            self._line.open = self._straight
+
+    def write_rest(self, data: bytes) -> None:
+        """The socket did not take this end of a chunk: from now on something waits."""
+        self._use_transport()
+        self._connection.transport.write(data)
 
     def take_rest(self) -> bytes:
         """Everything not yet written, the tail included; the caller sends it with the end of the body."""
         rest = b"".join([*self._buffer, self.tail])
         self._buffer.clear()
         self._open = False
+        self._use_transport()
         return rest
 
     def keep_alive(self, now_s: float) -> None:
         """A comment when nothing was written for long."""
-        if self._open and now_s - self.last_write_s >= KEEP_ALIVE_AFTER_S:
+        last_write_s = self.last_write_s if self._line is None else max(self.last_write_s, self._line.last_write_s)
+        if self._open and now_s - last_write_s >= KEEP_ALIVE_AFTER_S:
             self._put(SSE_KEEP_ALIVE)
 
     def can_write(self) -> None:
         self.flush()
 
-    def connection_lost(self) -> None:
+    def _use_transport(self) -> None:
+        """From now on something waits, or nothing is to be written here any more."""
         self._straight = False
+        if self._line is not None:
+            self._line.open = False
+
+    def close(self) -> None:
+        """Nothing is written here any more. Sink and line let go of each other, so that nothing is left to the
+        garbage collector."""
+        self._use_transport()
+        self._line = None
+
+    def connection_lost(self) -> None:
+        self._use_transport()
         if not self.admission.done():
             self.admission.cancel()
         if not self.done.done():

@@ -22,7 +22,7 @@ def socket_path(run_dir: Path, role: Role, index: int, generation: int) -> Path:
 
 
 def ipc_address(run_dir: Path, role: Role, index: int, generation: int) -> str:
-    """The ZMQ address of the same."""
+    """The address of the same, as messages and logs name it."""
     return f"ipc://{socket_path(run_dir, role, index, generation)}"
 
 

@@ -55,10 +55,14 @@ class SocketMapping:
         gone = [life for life in self._outboxes if self._is_dead(*split_life(life))]
         for life in gone:
             self.remove(life)
+        self.flush()
+        return gone
+
+    def flush(self) -> None:
+        """Send what was kept, as far as the workers take it."""
         for outbox in self._outboxes.values():
             if outbox.backlog_bytes:
                 outbox.flush()
-        return gone
 
     def remove(self, life: int) -> None:
         """Close the outbox of a life; later frames for it are dropped and counted as late."""

@@ -43,12 +43,10 @@ class HeaderWord(enum.IntEnum):
     MAGIC = 0
     INSTANCE_ID = 1
     SLOTS = 2
-    SUPERVISOR_HEARTBEAT_NS = 4
     CONTROL_VERSION = 5
     WORKERS_REQUESTED = 6
     SEGMENT_REVISION = 7
     DETOKENIZERS = 8
-    ACCEPT_MEAN_X1000 = 9  # mean open connections a running worker, times 1000
     READY = 10  # 1 while requests can be served
     DRAIN_DEADLINE_NS = 11  # of the whole instance; monotonic, UNTIL_STOPPED_NS: no limit; 0 when not draining
     SLOTS_EVER_USED = 12  # slots at and above this number were never taken: nobody needs to look there
@@ -86,7 +84,9 @@ class SlotWord(enum.IntEnum):
     RUNNING = 15
     BACKLOG_BYTES = 16
     CONTROL_VERSION_APPLIED = 17
+    RECOVERING = 18  # scheduler: what is left until everything of an earlier life continues; 0: nothing
     RETAINED = 19  # scheduler: requests of which something is kept, ended ones too; detokenizer: the same
+    WORKERS_UNHEARD = 20  # how many of RECOVERING are workers that have not named their requests yet
     # counters: only ever grow within a life; the supervisor folds those of the dead into totals
     REQUESTS_TOTAL = 32
     REQUESTS_OK = 33
@@ -281,16 +281,14 @@ class StatePage:
             if words[base + SlotWord.OCCUPIED] and words[base + SlotWord.ROLE] == role
         }
 
+    def slots_of(self, role: Role) -> list[Slot]:
+        """The slots of the lives of `role` that are not yet reaped."""
+        slots = (self.slot(number) for number in range(self.header(HeaderWord.SLOTS_EVER_USED)))
+        return [slot for slot in slots if slot[SlotWord.OCCUPIED] and slot[SlotWord.ROLE] == role]
+
     def serving_slots(self, role: Role) -> list[Slot]:
         """The slots of the lives of `role` that are ready (or inside the engine)."""
-        slots = (self.slot(number) for number in range(self.header(HeaderWord.SLOTS_EVER_USED)))
-        return [
-            slot
-            for slot in slots
-            if slot[SlotWord.OCCUPIED]
-            and slot[SlotWord.ROLE] == role
-            and slot[SlotWord.PHASE] in (Phase.READY, Phase.STEPPING)
-        ]
+        return [slot for slot in self.slots_of(role) if slot[SlotWord.PHASE] in (Phase.READY, Phase.STEPPING)]
 
     def close(self) -> None:
         """Unmap. Slots taken from this page must not be used afterwards."""

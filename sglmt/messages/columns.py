@@ -20,9 +20,10 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
+from msgspec import NODEFAULT
 
 _PACKED_CODES = {"Q": 8, "I": 4, "f": 4, "d": 8}
 
@@ -136,7 +137,13 @@ class Ragged(ColumnKind):
             raise TypeError(f"packed column code {self.code!r} is none of {sorted(_PACKED_CODES)}")
 
     def rows(self, value: RaggedColumn) -> int:
-        return len(ragged_bounds(value, self.code)) - 1
+        items = len(value.values) // _PACKED_CODES[self.code]
+        if value.lengths is None:
+            return items
+        lengths = unpack("I", value.lengths)
+        if sum(lengths) != items:
+            raise ValueError(f"ragged column: lengths add up to {sum(lengths)}, there are {items} values")
+        return len(lengths)
 
     def take(self, value: RaggedColumn, indices: Sequence[int]) -> RaggedColumn:
         items = memoryview(value.values).cast(self.code)  # type: ignore[call-overload]
@@ -229,6 +236,10 @@ class Shared(ColumnKind):
         return values[0]
 
 
+Column = tuple[str, ColumnKind, Any]
+"""(name, kind, value) of a column of a batch."""
+
+
 class Batch(msgspec.Struct, kw_only=True):
     """Base of the columnar batches. Subclasses have a `keys` column and are declared under `@batch`."""
 
@@ -237,24 +248,27 @@ class Batch(msgspec.Struct, kw_only=True):
         keys: bytes = getattr(self, "keys")  # noqa: B009 - declared by every subclass, checked by @batch
         return len(keys) // 8
 
-    def check(self) -> None:
-        """Raise ValueError unless every column speaks for the same number of rows."""
+    def present(self) -> list[Column]:
+        """The columns that are not at their default. There are many columns, and few are used at a time."""
+        plan = plan_of(type(self))
+        values = zip(plan.names, plan.kinds, msgspec.structs.astuple(self), plan.defaults, strict=True)
+        return [(name, kind, value) for name, kind, value, default in values if value != default]
+
+    def check(self) -> list[Column]:
+        """Raise ValueError unless every column speaks for the same number of rows. Returns those that are present."""
         expected = self.rows()
-        for name, kind in columns_of(type(self)):
-            value = getattr(self, name)
-            rows = None if value is None else kind.rows(value)
+        present = self.present()
+        for name, kind, value in present:
+            rows = kind.rows(value)
             if rows is not None and rows != expected:
                 raise ValueError(f"{type(self).__name__}.{name} has {rows} rows, the batch has {expected}")
-            if isinstance(kind, Sparse) and value and not all(0 <= row < expected for row in value):
+            if type(kind) is Sparse and not all(0 <= row < expected for row in value):
                 raise ValueError(f"{type(self).__name__}.{name} names a row outside the batch")
+        return present
 
     def take(self: B, indices: Sequence[int]) -> B:
         """The rows `indices`, in that order, as a batch of the same type."""
-        columns = {}
-        for name, kind in columns_of(type(self)):
-            value = getattr(self, name)
-            columns[name] = None if value is None else kind.take(value, indices)
-        return type(self)(**columns)
+        return type(self)(**{name: kind.take(value, indices) for name, kind, value in self.present()})
 
     def split_by(self: B, group_of_key: Callable[[int], int]) -> dict[int, B]:
         """Group → its rows, rows in their order. One pass; a batch of one group is not copied."""
@@ -283,34 +297,52 @@ def concat(batches: Sequence[B]) -> B:
     if any(type(one) is not cls for one in batches):
         raise ValueError("batches of different types cannot become one")
     counts = [one.rows() for one in batches]
+    plan = plan_of(cls)
     columns = {}
-    for name, kind in columns_of(cls):
-        values = [getattr(one, name) for one in batches]
+    for name, kind, *values in zip(plan.names, plan.kinds, *map(msgspec.structs.astuple, batches), strict=True):
         columns[name] = None if all(value is None for value in values) else kind.concat(values, counts)
     return cls(**columns)
 
 
-_COLUMNS_ATTRIBUTE = "__batch_columns__"
+class Plan(NamedTuple):
+    """The columns of a batch type, in order."""
+
+    names: tuple[str, ...]
+    kinds: tuple[ColumnKind, ...]
+    defaults: tuple[Any, ...]
+
+
+_PLAN_ATTRIBUTE = "__batch_plan__"
+
+
+def plan_of(cls: type) -> Plan:
+    """The declared columns of a batch type, in order."""
+    plan: Plan = getattr(cls, _PLAN_ATTRIBUTE)
+    return plan
 
 
 def columns_of(cls: type) -> tuple[tuple[str, ColumnKind], ...]:
-    """The declared columns of a batch type, in order."""
-    columns: tuple[tuple[str, ColumnKind], ...] = getattr(cls, _COLUMNS_ATTRIBUTE)
-    return columns
+    """(name, kind) of the declared columns of a batch type, in order."""
+    plan = plan_of(cls)
+    return tuple(zip(plan.names, plan.kinds, strict=True))
 
 
 def batch(cls: type[B]) -> type[B]:
     """Class decorator: derive the column plan. Raises TypeError for a field without exactly one declaration."""
     hints = get_type_hints(cls, include_extras=True)
-    plan: list[tuple[str, ColumnKind]] = []
-    for name in cls.__struct_fields__:
-        kinds = [extra for extra in _metadata(hints[name]) if isinstance(extra, ColumnKind)]
+    fields = msgspec.structs.fields(cls)
+    columns: dict[str, ColumnKind] = {}
+    for field in fields:
+        kinds = [extra for extra in _metadata(hints[field.name]) if isinstance(extra, ColumnKind)]
         if len(kinds) != 1:
-            raise TypeError(f"{cls.__name__}.{name} must declare exactly one column kind, it has {len(kinds)}")
-        plan.append((name, kinds[0]))
-    if dict(plan).get("keys") != PerRow("Q"):
+            raise TypeError(f"{cls.__name__}.{field.name} must declare exactly one column kind, it has {len(kinds)}")
+        columns[field.name] = kinds[0]
+    if columns.get("keys") != PerRow("Q"):
         raise TypeError(f"{cls.__name__} must declare `keys` as PerRow('Q')")
-    setattr(cls, _COLUMNS_ATTRIBUTE, tuple(plan))
+    defaults = tuple(
+        field.default if field.default_factory is NODEFAULT else field.default_factory() for field in fields
+    )
+    setattr(cls, _PLAN_ATTRIBUTE, Plan(tuple(columns), tuple(columns.values()), defaults))
     return cls
 
 

@@ -1,6 +1,6 @@
 """The fixed prefix of every frame that crosses a process. Runs everywhere; owns nothing.
 
-A frame is `prefix ‖ msgpack payload` in one ZMQ message. The router and the forwarding side of a detokenizer
+A frame is `prefix ‖ msgpack payload`, sent as one message. The router and the forwarding side of a detokenizer
 read the prefix and nothing else. Layout, little endian, 26 bytes:
 
     u16 protocol version | u16 kind | u8 scope | u8 sender role

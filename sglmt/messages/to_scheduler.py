@@ -57,13 +57,18 @@ class TokenizedEmbeddingReqInput(msgspec.Struct, kw_only=True, omit_defaults=Tru
 class AbortReq(msgspec.Struct, kw_only=True, omit_defaults=True):
     """End requests: by `keys` (their own worker no longer wants them: no answer), by exact `rid`, or all.
 
-    Requests ended by rid or `all_requests` are answered with an abort finish to whichever worker owns them.
+    Requests ended by rid or `all_requests` are answered with an abort finish to whichever worker owns them. Such an
+    abort has a `number` of the worker `life` that asks: it is answered with `AbortsDone`, repeated until then, and
+    carried out once. No abort of that life up to `settled` is open. 0: no number, no answer.
     """
 
     keys: list[int] = []
     rid: str | None = None
     all_requests: bool = False
     message: str = "aborted"
+    life: U32 = 0
+    number: U32 = 0
+    settled: U32 = 0
 
 
 @message(4, Scope.SCHEDULER)

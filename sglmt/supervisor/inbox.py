@@ -31,12 +31,12 @@ class Inbox:
         """Do this after everything posted before. From the loop's thread only."""
         self._queue.put_nowait(work)
 
-    def tick(self, every_s: float, work: Callable[[float], None]) -> None:
-        """Post `work(now_s)` again and again; never twice at once, however slow it is."""
+    def tick(self, every_s: Callable[[], float], work: Callable[[float], None]) -> None:
+        """Post `work(now_s)` again and again; never twice at once, however slow it is. `every_s` is asked each time."""
 
         def due() -> None:
             work(time.monotonic())
-            self._ticker = self.loop.call_later(every_s, self.post, due)
+            self._ticker = self.loop.call_later(every_s(), self.post, due)
 
         self.post(due)
 

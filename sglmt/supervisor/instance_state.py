@@ -1,6 +1,7 @@
 """The state of the whole instance, from the states of its processes. Pure; used by the supervisor.
 
-`ready` says whether requests can be served; `running`, `degraded` and the others are the words of `status`.
+`ready` says whether requests can be served, and that whatever ran when the engine last died continues; `running`,
+`degraded` and the others are the words of `status`.
 """
 
 from __future__ import annotations
@@ -32,17 +33,18 @@ class Verdict:
     reason: str | None
 
 
-def judge_instance(members: Sequence[Member], was_ready: bool) -> Verdict:
-    """State of an instance that is not being stopped. `was_ready`: it has served before."""
+def judge_instance(members: Sequence[Member], was_ready: bool, recovering: str | None = None) -> Verdict:
+    """State of an instance that is not being stopped. `was_ready`: it has served before; `recovering`: what a
+    scheduler that has taken over still waits for, None when nothing is left."""
     missing = [member for member in members if not member.serves]
-    if not missing:
-        return Verdict("running", True, None)
-    reason = _describe(missing)
-    if not was_ready:
-        return Verdict("starting", False, reason)
+    reason = _describe(missing) if missing else None
+    if not was_ready and (missing or recovering):
+        return Verdict("starting", False, reason or recovering)
     if down := roles_down(members):
         return Verdict("degraded", False, f"not ready: {', '.join(down)}; {reason}")
-    return Verdict("degraded", True, reason)
+    if recovering:
+        return Verdict("recovering", False, f"{recovering}; {reason}" if reason else recovering)
+    return Verdict("degraded", True, reason) if missing else Verdict("running", True, None)
 
 
 def roles_down(members: Sequence[Member]) -> list[str]:

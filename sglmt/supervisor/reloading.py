@@ -21,6 +21,7 @@ FIXED = frozenset(
         "detokenizers", "router", "name", "host", "port", "uds", "uds_mode", "model_path", "tokenizer_path",
         "context_length", "trust_remote_code", "engine", "engine_threads", "engine_cache_mb",
         "disaggregation_mode", "simulator_step_ms", "simulator_tokens", "simulator_seed", "simulator_poison",
+        "simulator_continuing",
         "max_running_requests", "max_queued_requests", "runtime_dir", "log_format", "log_dir",
         "log_max_bytes", "log_keep",
     }

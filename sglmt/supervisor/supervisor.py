@@ -50,6 +50,7 @@ from sglmt.supervisor.topology import wanted_processes
 from sglmt.supervisor.zygote import Zygote
 
 TICK_S = 0.1
+CALM_TICK_S = 0.25  # while all is well; deaths, signals and commands wake it at once anyway
 ZYGOTE_LOADS_WITHIN_S = 10.0
 _ENDED = frozenset({State.STOPPED, State.FATAL})
 
@@ -169,7 +170,7 @@ class Supervisor:
         self._changes = Changes(self, self._log, self._manager, lambda: self._resolver, self._reread)
         cleanup.push_async_callback(self._changes.operations.close)
         self._crew.converge(wanted_processes(self.args))
-        self.inbox.tick(TICK_S, self._tick)
+        self.inbox.tick(self._tick_every_s, self._tick)
         await self.inbox.pump_until(self._is_done, self._evaluate)
 
     async def _resolve(self, claims: Claims) -> dict[str, Any] | None:
@@ -235,7 +236,8 @@ class Supervisor:
 
     def _judge(self) -> None:
         """Ready, degraded, or beyond hope."""
-        before, self.verdict = self.verdict, judge_instance(self.crew.members(), self._was_ready)
+        before = self.verdict
+        self.verdict = judge_instance(self.crew.members(), self._was_ready, self.crew.recovering())
         if self._draining:
             self.verdict = Verdict("draining", False, "drain requested; it waits to be stopped")
         everybody = self.crew.current()
@@ -262,9 +264,12 @@ class Supervisor:
             reason = f": {self.verdict.reason}" if self.verdict.reason else ""
             self._manager.status(f"{self.verdict.state}{reason}; {self.args.model_name!r} on {self.url}")
 
+    def _tick_every_s(self) -> float:
+        is_calm = self.verdict.state == "running" and self._stop is None and not self._draining
+        return CALM_TICK_S if is_calm else TICK_S
+
     def _tick(self, now_s: float) -> None:
         self._manager.tick(now_s)
-        self.resources.page.set_header(HeaderWord.SUPERVISOR_HEARTBEAT_NS, int(now_s * 1e9))
         self.crew.look_around(now_s)
         if now_s >= self._next_second_s:
             self._next_second_s = now_s + 1.0

@@ -82,6 +82,10 @@ class IncrementalDetokenizer:
             pass
         return self._push_slow(token_id)
 
+    def looks_up(self, texts: list[str | None]) -> bool:
+        """Whether the next id adds what `texts` holds for it, unless that is None."""
+        return self._direct is texts
+
     def push(self, ids: Sequence[int]) -> str:
         """The text that these ids add. Raises TokenIdError, leaving the state as it was before the call."""
         if len(ids) == 1:

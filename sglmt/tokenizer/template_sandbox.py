@@ -112,7 +112,9 @@ def compile_template(source: str) -> jinja2.Template:
     environment.globals["strftime_now"] = _now
     parsed = _Bounding().visit(environment.parse(source))
     parsed.set_environment(environment)
-    return environment.from_string(parsed)
+    template = environment.from_string(parsed)
+    template.globals = dict(template.globals)  # they are read for every rendering, and never change
+    return template
 
 
 def _as_text(node: jinja2.nodes.Node, line: int) -> jinja2.nodes.Filter:

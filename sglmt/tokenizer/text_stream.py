@@ -64,6 +64,10 @@ class RequestText:
             self.matched = self._matcher.matched
         return text
 
+    def looks_up(self, texts: list[str | None]) -> bool:
+        """Whether the next id adds what `texts` holds for it, unless that is None: `push_one` would do no more."""
+        return self._matcher is None and self._detokenizer.looks_up(texts)
+
     def finish(self) -> str:
         """The text held back at the end of the output; may itself complete a stop string (see `matched`)."""
         if self.matched is not None:

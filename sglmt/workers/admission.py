@@ -20,15 +20,15 @@ class AdmissionQueue:
     def __init__(self) -> None:
         self._heap: list[tuple[int, bool, int, Record]] = []
         self._suspects: deque[tuple[int, Record]] = deque()
-        self._waiting: dict[int, Record] = {}
+        self.waiting: dict[int, Record] = {}  # only to be looked at
         self._sequence = 0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     def push(self, record: Record, priority: int, suspect: bool) -> None:
         """Queue a request; a higher `priority` goes first."""
-        self._waiting[record.key] = record
+        self.waiting[record.key] = record
         self._sequence += 1
         if suspect:
             self._suspects.append((self._sequence, record))
@@ -37,23 +37,23 @@ class AdmissionQueue:
 
     def discard(self, key: int) -> None:
         """Forget a waiting request."""
-        self._waiting.pop(key, None)
+        self.waiting.pop(key, None)
 
     def pop(self) -> Record | None:
         """The next ordinary request; None when there is none, or a suspect was here before it."""
         while self._heap:
             _, is_new, sequence, record = self._heap[0]
-            if self._waiting.get(record.key) is record:
+            if self.waiting.get(record.key) is record:
                 if is_new and self._first_suspect_came_before(sequence):
                     return None
-                del self._waiting[record.key]
+                del self.waiting[record.key]
                 heapq.heappop(self._heap)
                 return record
             heapq.heappop(self._heap)
         return None
 
     def _first_suspect_came_before(self, sequence: int) -> bool:
-        while self._suspects and self._waiting.get(self._suspects[0][1].key) is not self._suspects[0][1]:
+        while self._suspects and self.waiting.get(self._suspects[0][1].key) is not self._suspects[0][1]:
             self._suspects.popleft()
         return bool(self._suspects) and self._suspects[0][0] < sequence
 
@@ -61,7 +61,7 @@ class AdmissionQueue:
         """The next suspect, None when there is none."""
         while self._suspects:
             record = self._suspects.popleft()[1]
-            if self._waiting.get(record.key) is record:
-                del self._waiting[record.key]
+            if self.waiting.get(record.key) is record:
+                del self.waiting[record.key]
                 return record
         return None

@@ -62,6 +62,11 @@ class PendingChange:
         self._pending = (first, after)
         self._until_s = until_s
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether a change waits."""
+        return self._pending is not None
+
     def mark(self, life: int, version: int) -> None:
         """A worker life has confirmed `version` on its data path."""
         self._versions[life] = max(version, self._versions.get(life, 0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglmt.ipc.state_page import Slot, SlotWord
-from sglmt.messages.frame import FrameError, Prefix, read_prefix
+from sglmt.messages.frame import MAX_FRAME_BYTES, PREFIX_BYTES, FrameError, Prefix, read_prefix
 from sglmt.messages.registry import MESSAGES
 from sglmt.workers.child import ChildContext
 
@@ -16,16 +16,21 @@ class FrameReceiver:
         self._slot: Slot = child.slot
         self._instance_id = child.instance_id
         self._logged: set[str] = set()
+        self._head: bytes | None = None  # of the last frame that was taken, as it came and as it reads
+        self._prefix: Prefix | None = None
 
     def prefix(self, frame: bytes) -> Prefix | None:
         """The checked prefix, None when the frame is refused."""
-        try:
-            prefix = read_prefix(frame, self._instance_id)
-        except FrameError as error:
-            self.refuse(error)
-            return None
+        head = frame[:PREFIX_BYTES]
+        if head != self._head or len(frame) > MAX_FRAME_BYTES:  # most are like the one before, but for their payload
+            try:
+                self._prefix = read_prefix(frame, self._instance_id)
+            except FrameError as error:
+                self.refuse(error)
+                return None
+            self._head = head
         self._slot.add(SlotWord.MESSAGES_IN)
-        return prefix
+        return self._prefix
 
     def message(self, prefix: Prefix, frame: bytes) -> object | None:
         """The decoded message, None when it is refused."""

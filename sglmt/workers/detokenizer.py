@@ -1,14 +1,14 @@
 """DetokenizerManager: token ids to text, stop strings, and the split of each batch by worker. Runs as
 `sglmt::detokenizer:<index>`.
 
-Two event loops, one chosen at start. Multi mode: each batch is split by worker life, turned to text, and every
-worker gets one message with exactly its own rows, through the `SocketMapping`. Single mode: the whole batch
-goes to the one worker. What it decides itself (a stop string met, a gap seen) it tells the scheduler.
+Each batch is turned to text and split by worker life on the way: every worker gets one message with exactly its own
+rows, through the `SocketMapping`. In single mode that is one message, unless the worker is being replaced and two
+lives of it coexist. What it decides itself (a stop string met, a gap seen) it tells the scheduler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import msgspec
 
@@ -31,6 +31,7 @@ from sglmt.workers.poll_loop import PollLoop
 from sglmt.workers.preloaded import Preloaded
 from sglmt.workers.row_text import RowText
 
+LOOK_INTERVAL_S = 0.25
 HELD_TEXTS_INTERVAL_S = 5.0
 
 
@@ -47,14 +48,12 @@ class DetokenizerManager:
         self._scheduler = PeerOutbox(child, Role.SCHEDULER, 0)
         self._workers = SocketMapping(child.transport, child.run_dir, worker_is_dead(child.page))
         self._known_lives: set[int] = set()
+        self._next_look_s = 0.0
         self._next_question_s = 0.0
-        self._deliver: Callable[[BatchTokenIDOutput], None] = (
-            self._deliver_whole if child.args.mode == "single" else self._deliver_split
-        )
 
     def run(self) -> None:
         """Serve until asked to stop."""
-        loop = PollLoop(self._child, self._inbox)
+        loop = PollLoop(self._child)
         self._child.ready()
         while not self._child.stop_requested:
             loop.wait(None)
@@ -87,12 +86,10 @@ class DetokenizerManager:
     def _handle(self, message: object, prefix: Prefix) -> None:
         try:
             if type(message) is BatchTokenIDOutput:
-                message.check()
-                self._deliver(message)
+                self._send(self._texts.turn(message))
             elif type(message) is BatchEmbeddingOutput:
                 message.check()
-                for life, rows in message.split_by(life_of).items():
-                    self._send(life, rows)
+                self._send(message.split_by(life_of))
             elif type(message) is ForgetRequests:
                 self._texts.forget(message.keys)
             else:
@@ -101,27 +98,17 @@ class DetokenizerManager:
             self._child.slot.add(SlotWord.UNDECODABLE)
             self._child.log("error", f"batch of kind {prefix.kind} refused: {error}")
 
-    def _deliver_split(self, batch: BatchTokenIDOutput) -> None:
-        for life, rows in batch.split_by(life_of).items():
-            text = self._texts.turn(rows)
-            if text is not None:
-                self._send(life, text)
-
-    def _deliver_whole(self, batch: BatchTokenIDOutput) -> None:
-        text = self._texts.turn(batch)
-        if text is not None:
-            # One group, not copied, unless the worker is being replaced: then two lives of it coexist.
-            for life, rows in text.split_by(life_of).items():
-                self._send(life, rows)
-
-    def _send(self, life: int, batch: Batch) -> None:
-        index, generation = split_life(life)
-        frame = self._child.writer.frame(kind_of(batch), Scope.WORKER, batch, index, generation)
-        rows = batch.rows()
-        if self._workers.send(life, frame):
-            slot = self._child.slot
-            slot.add(SlotWord.MESSAGES_OUT)
-            slot.add(SlotWord.ROWS_OUT, rows)
+    def _send(self, batches: Mapping[int, Batch]) -> None:
+        """Send every worker life its batch."""
+        messages = rows = 0
+        for life, batch in batches.items():
+            index, generation = split_life(life)
+            frame = self._child.writer.frame(kind_of(batch), Scope.WORKER, batch, index, generation)
+            if self._workers.send(life, frame):
+                messages += 1
+                rows += batch.rows()
+        self._child.slot.add(SlotWord.MESSAGES_OUT, messages)
+        self._child.slot.add(SlotWord.ROWS_OUT, rows)
 
     def _report(self) -> None:
         """Tell the scheduler what was found."""
@@ -134,24 +121,24 @@ class DetokenizerManager:
             self._scheduler.send(self._child.writer.frame(kind_of(resume), Scope.SCHEDULER, resume))
             texts.gaps.clear()
 
-    def _ask_what_is_over(self) -> None:
-        now_s = self._child.clock()
-        if now_s < self._next_question_s:
-            return
-        self._next_question_s = now_s + HELD_TEXTS_INTERVAL_S
-        held = self._texts.held()
-        if held:
-            question = HeldTextsReq(keys=pack("Q", held))
-            self._scheduler.send(self._child.writer.frame(kind_of(question), Scope.SCHEDULER, question))
-
     def _housekeeping(self) -> None:
         self._control.poll()
         self._scheduler.refresh()
+        self._workers.flush()
+        now_s = self._child.clock()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + LOOK_INTERVAL_S
+            self._look_around()
+        if now_s >= self._next_question_s:
+            self._next_question_s = now_s + HELD_TEXTS_INTERVAL_S
+            self._ask_what_is_over()
+
+    def _look_around(self) -> None:
+        """What can wait a little: it reads many words of the state page, which are cold at every step."""
         self._workers.sweep()
         lives = {make_life(*life) for life in self._child.page.live(Role.TOKENIZER_WORKER)}
         self._texts.forget_lives(self._known_lives - lives)
         self._known_lives = lives
-        self._ask_what_is_over()
         slot = self._child.slot
         slot[SlotWord.IN_FLIGHT] = len(self._texts)
         slot[SlotWord.RETAINED] = self._texts.retained
@@ -159,6 +146,12 @@ class DetokenizerManager:
         slot[SlotWord.DROPPED_MESSAGES] = self._scheduler.dropped + self._workers.dropped
         slot[SlotWord.LATE_ROWS] = self._workers.late
         slot.add(SlotWord.UNROUTABLE, self._workers.take_unroutable())
+
+    def _ask_what_is_over(self) -> None:
+        held = self._texts.held()
+        if held:
+            question = HeldTextsReq(keys=pack("Q", held))
+            self._scheduler.send(self._child.writer.frame(kind_of(question), Scope.SCHEDULER, question))
 
 
 def run(child: ChildContext) -> None:

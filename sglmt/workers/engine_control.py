@@ -49,6 +49,8 @@ class EngineControl:
 
     def _complete_change(self) -> None:
         """Carry out a change once every serving worker has confirmed it on its data path (or was given up)."""
+        if not self._change.is_pending:
+            return
         lives = [make_life(*life) for life in self._child.page.live(Role.TOKENIZER_WORKER)]
         change = self._change.take(lives, self._child.clock())
         if change is None:

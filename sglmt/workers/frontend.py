@@ -8,25 +8,28 @@ and sends the list of live requests when it is due.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
+from sglmt.delivery.aborts import AskedAborts
 from sglmt.delivery.keys import make_key, make_life
 from sglmt.delivery.live_requests import ListClock, PeerGenerations, columns_of_list
 from sglmt.delivery.progress import Verdict, judge_row
-from sglmt.ipc.state_page import SlotWord
-from sglmt.messages.columns import pack, ragged_bounds, unpack, unpack_ragged
+from sglmt.ipc.state_page import HeaderWord, SlotWord
+from sglmt.messages.columns import RaggedColumn, pack, ragged_bounds, unpack, unpack_ragged
 from sglmt.messages.frame import Role, Scope
 from sglmt.messages.registry import kind_of
 from sglmt.messages.sampling import FinishReason
 from sglmt.messages.to_detokenizer import BatchEmbeddingOutput
 from sglmt.messages.to_scheduler import AbortReq, ControlMarker, LiveRequestsReq, ResumeReq
-from sglmt.messages.to_worker import BatchStrOutput, UnknownRequests
+from sglmt.messages.to_worker import AbortsDone, BatchStrOutput, UnknownRequests
 from sglmt.status.histograms import LATENCY_BUCKETS, Tally, observe
 from sglmt.status.metric_words import count_early_end
 from sglmt.workers.child import ChildContext
 from sglmt.workers.live_request import LiveRequest, Sink, Submission
 from sglmt.workers.peers import PeerOutbox
+
+ABORT_WITHIN_S = 10.0
 
 PlainRow = tuple[int, int, int, int, int, str]
 """(key, attempt, offset, text offset, token id, text) of a row of one token."""
@@ -37,6 +40,25 @@ class OpenStream(Protocol):
 
     def keep_alive(self, now_s: float) -> None:
         """Write a comment when nothing was written for long."""
+
+
+def _special_rows(batch: BatchStrOutput) -> Collection[int]:
+    """The rows that are more, or less, than one token of text."""
+    special: set[int] = set()
+    if batch.finish_reasons or batch.output_logprobs or batch.input_logprobs or batch.cached_tokens:
+        special.update(batch.finish_reasons, batch.output_logprobs, batch.input_logprobs, batch.cached_tokens)
+    if batch.output_ids.lengths is not None:
+        special.update(row for row, length in enumerate(unpack("I", batch.output_ids.lengths)) if length != 1)
+    return special
+
+
+def _first_ids(column: RaggedColumn) -> Sequence[int]:
+    """The first id of each row (0 where there is none)."""
+    ids: tuple[int, ...] = unpack("I", column.values)
+    if column.lengths is None:
+        return ids
+    last = len(ids) - 1
+    return [ids[min(start, last)] if ids else 0 for start in ragged_bounds(column, "I")[:-1]]
 
 
 class Frontend:
@@ -54,6 +76,7 @@ class Frontend:
         self._peer = PeerOutbox(child, next_hop, 0)
         self._list_clock = ListClock()
         self._gaps: list[tuple[int, int]] = []
+        self._aborts = AskedAborts()
         self.open_streams: set[OpenStream] = set()
 
     # out
@@ -87,9 +110,29 @@ class Frontend:
         """Prompt tokens sent to the engine."""
         self.slot.add(SlotWord.PROMPT_TOKENS, tokens)
 
-    def abort_by_rid(self, rid: str | None, all_requests: bool) -> None:
-        """End requests of any worker by exact rid, or all."""
-        self._send(AbortReq(rid=rid, all_requests=all_requests))
+    def abort_by_rid(
+        self, rid: str | None, all_requests: bool, answered: Callable[[bool], object] = lambda carried_out: None
+    ) -> None:
+        """End requests of any worker by exact rid, or all. `answered` is told once whether it was carried out; False
+        after `ABORT_WITHIN_S` without an answer, and then it may still be."""
+        self._aborts.ask(rid, all_requests, self._clock() + ABORT_WITHIN_S, answered)
+        self._send_aborts()
+
+    def _send_aborts(self) -> None:
+        for abort in self._aborts.due(self._clock()):
+            request = AbortReq(
+                rid=abort.rid,
+                all_requests=abort.all_requests,
+                life=self.life,
+                number=abort.number,
+                settled=self._aborts.settled,
+            )
+            self._send(request)
+
+    def take_aborts_done(self, done: AbortsDone) -> None:
+        """The scheduler has carried these out."""
+        for number in done.numbers:
+            self._aborts.answer(number)
 
     def confirm_control(self, version: int) -> None:
         """Tell the scheduler, behind everything sent so far, that this worker has applied `version`."""
@@ -101,29 +144,51 @@ class Frontend:
 
     # in
 
-    def take_batch(self, batch: BatchStrOutput) -> None:
-        """Deliver the rows of one message. Raises ValueError for a malformed one."""
+    def take_batch(self, batch: BatchStrOutput, more_follow: bool = False) -> None:
+        """Deliver the rows of one message. Raises ValueError for a malformed one. When `more_follow` at once, sinks
+        collect the rows, so that all leave in one write."""
         batch.check()
         keys: tuple[int, ...] = unpack("Q", batch.keys)
-        attempts = unpack("I", batch.attempts)
-        offsets = unpack("I", batch.offsets)
-        text_offsets = unpack("I", batch.text_offsets)
+        attempts: tuple[int, ...] = unpack("I", batch.attempts)
+        offsets: tuple[int, ...] = unpack("I", batch.offsets)
+        text_offsets: tuple[int, ...] = unpack("I", batch.text_offsets)
+        gaps = Tally(self.slot, SlotWord.ITL_BUCKETS, LATENCY_BUCKETS)
+        special = _special_rows(batch)
+        if len(special) < len(keys):
+            ids = _first_ids(batch.output_ids)
+            plain = zip(keys, attempts, offsets, text_offsets, ids, batch.texts, strict=True)
+            rows = self._take_plain_rows(plain, special, gaps, collect=more_follow)
+        else:
+            rows = list(range(len(keys)))
+        if rows:
+            self._take_rows(batch, rows, keys, attempts, offsets, text_offsets, gaps)
+        gaps.flush()
+        slot = self.slot
+        slot.add(SlotWord.ROWS_IN, len(keys))
+        slot.add(SlotWord.ITL_SUM_US, gaps.sum_us)
+
+    def _take_rows(
+        self,
+        batch: BatchStrOutput,
+        rows: Iterable[int],
+        keys: tuple[int, ...],
+        attempts: tuple[int, ...],
+        offsets: tuple[int, ...],
+        text_offsets: tuple[int, ...],
+        gaps: Tally,
+    ) -> None:
+        """Deliver the rows with these numbers, whatever they are: the first and the last of a request, several tokens
+        or none, duplicates, what comes behind a gap."""
         ids = array("I", batch.output_ids.values)
         bounds = ragged_bounds(batch.output_ids, "I")
-        texts = batch.texts
-        finishes, logprobs = batch.finish_reasons, batch.output_logprobs
-        extras = bool(finishes or logprobs or batch.input_logprobs or batch.cached_tokens)
+        texts, finishes = batch.texts, batch.finish_reasons
+        extras = bool(finishes or batch.output_logprobs or batch.input_logprobs or batch.cached_tokens)
         live_get = self.live.get
         now_s = self._clock()
         slot = self.slot
-        gaps = Tally(slot, SlotWord.ITL_BUCKETS, LATENCY_BUCKETS)
-        rows: Iterable[int] = range(len(keys))
         new_tokens = 0
-        if batch.output_ids.lengths is None and not extras:
-            rows = self._take_plain_rows(zip(keys, attempts, offsets, text_offsets, ids, texts, strict=True), gaps)
         for row in rows:
-            key = keys[row]
-            request = live_get(key)
+            request = live_get(keys[row])
             if request is None:
                 slot.add(SlotWord.LATE_ROWS)
                 self._list_clock.mark_late_row()
@@ -175,18 +240,18 @@ class Frontend:
             elif not request.admitted:
                 request.admitted = True
                 request.sink.admitted(request)
-        gaps.flush()
-        slot.add(SlotWord.ROWS_IN, len(keys))
         slot.add(SlotWord.OUTPUT_TOKENS, new_tokens)
-        slot.add(SlotWord.ITL_SUM_US, gaps.sum_us)
 
-    def _take_plain_rows(self, rows: Iterable[PlainRow], gaps: Tally) -> list[int]:
-        """Deliver the rows (of one token each) that continue exactly where their request stands, as nearly all do;
-        returns the numbers of the others. The hot loop of a worker."""
+    def _take_plain_rows(
+        self, rows: Iterable[PlainRow], special: Collection[int], gaps: Tally, collect: bool
+    ) -> list[int]:
+        """Deliver the rows of one token that continue exactly where their request stands, as nearly all do; returns
+        the numbers of the others, `special` included. The hot loop of a worker."""
         live_get = self.live.get
         now_s = self._clock()
         others: list[int] = []
         new_tokens = 0
+        before_s, of_before = now_s, 0  # rows of a step follow rows of one step: their gaps are counted together
         for row, (key, attempt, offset, text_offset, token_id, text) in enumerate(rows):
             request = live_get(key)
             if (
@@ -195,6 +260,7 @@ class Frontend:
                 or request.chars != text_offset
                 or request.attempt != attempt
                 or not offset
+                or (special and row in special)
             ):
                 others.append(row)
                 continue
@@ -203,9 +269,16 @@ class Frontend:
             request.output_ids.append(token_id)
             if request.measured:
                 new_tokens += 1
-            gaps.add(int((now_s - request.last_token_at_s) * 1e6))
+            if request.last_token_at_s is before_s:
+                of_before += 1
+            else:
+                gaps.add_many(int((now_s - before_s) * 1e6), of_before)
+                before_s, of_before = request.last_token_at_s, 1
             request.last_token_at_s = now_s
-            request.sink.row(request, text, (token_id,), None)
+            line = request.text_line
+            if line is None or collect or not text or not line.write(text, now_s):
+                request.sink.row(request, text, (token_id,), None)
+        gaps.add_many(int((now_s - before_s) * 1e6), of_before)
         self.slot.add(SlotWord.OUTPUT_TOKENS, new_tokens)
         return others
 
@@ -321,6 +394,7 @@ class Frontend:
         if self._gaps:
             self._send(ResumeReq(requests=self._gaps))
             self._gaps = []
+        self._send_aborts()
         page = self._page
         peers = PeerGenerations(
             page.generation(Role.SCHEDULER, 0),
@@ -328,9 +402,16 @@ class Frontend:
             tuple(page.generation(Role.DETOKENIZER, index) for index in range(self._child.args.detokenizers)),
         )
         now_s = self._clock()
-        if self._list_clock.is_due(now_s, peers, len(self.live)):
+        if self._list_clock.is_due(now_s, peers, len(self.live), self._scheduler_asks()):
             self._send(self._list())
             self._list_clock.sent(now_s, len(self.live))
+
+    def _scheduler_asks(self) -> bool:
+        """Whether a scheduler that has taken over wants to hear what every worker waits for."""
+        page = self._page
+        return not page.header(HeaderWord.READY) and any(
+            slot[SlotWord.RECOVERING] for slot in page.serving_slots(Role.SCHEDULER)
+        )
 
     def _list(self) -> LiveRequestsReq:
         keys, attempts, offsets = columns_of_list(
@@ -345,11 +426,12 @@ class Frontend:
             offsets=pack("I", offsets),
         )
 
-    def fail_waiting(self, waited_s: float, finish: FinishReason) -> None:
-        """End requests that have no token yet after `waited_s` (the engine is away for too long)."""
+    def fail_waiting(self, waited_s: float, away_since_s: float, finish: FinishReason) -> None:
+        """End requests that have no token yet and have waited `waited_s` for an engine that is away since monotonic
+        `away_since_s`. What they had waited before, in its queue, does not count."""
         now_s = self._clock()
         for request in list(self.live.values()):
-            if not request.tokens and now_s - request.submitted_at_s >= waited_s:
+            if not request.tokens and now_s - max(request.submitted_at_s, away_since_s) >= waited_s:
                 self._finish(request, "", array("I"), None, finish)
 
     def keep_streams_alive(self) -> None:

@@ -35,8 +35,16 @@ class Sink(Protocol):
         """The last text and ids, and why it ended."""
 
 
+class TextLine(Protocol):
+    """A sink's short way for tokens that are plain text."""
+
+    def write(self, text: str, now_s: float) -> bool:
+        """Take `text`, which is not empty; False when it must be given to the sink."""
+        ...
+
+
 class LiveRequest:
-    """State of one key."""
+    """State of one key. `text_line` is set by its sink."""
 
     __slots__ = (
         "admitted",
@@ -56,6 +64,7 @@ class LiveRequest:
         "sink",
         "submission",
         "submitted_at_s",
+        "text_line",
         "tokens",
     )
 
@@ -76,6 +85,7 @@ class LiveRequest:
         self.choice = choice
         self.prompt_tokens = prompt_tokens
         self.sink = sink
+        self.text_line: TextLine | None = None
         self.measured = measured
         self.budget = ResubmitBudget(max_resubmits)
         self.output_ids: array[int] = array("I")

@@ -7,10 +7,12 @@ only noted (`Emitter.mark`, `Emitter.drop`); the scheduler's loop sends it.
 from __future__ import annotations
 
 from array import array
+from math import inf
 
 from sglmt.delivery.keys import life_of, split_life
 from sglmt.delivery.ledger import Ledger, Record, Stage
-from sglmt.engines.base import Engine, EngineOutput, EngineRequest
+from sglmt.engines.base import Capability, Engine, EngineOutput, EngineRequest, EngineStep
+from sglmt.engines.continuing import Continuation, judge_continuation
 from sglmt.errors import EngineError, EngineRefusal
 from sglmt.ipc.state_page import SlotWord
 from sglmt.messages.columns import unpack
@@ -42,13 +44,16 @@ class RequestBook:
         self._engine = engine
         self._emitter = emitter
         self._clock = child.clock
+        self._capabilities = engine.info().capabilities
         self._worker_is_dead = worker_is_dead(child.page)
         self._deadlines: dict[int, float] = {}
+        self._next_deadline_s = inf  # none of them is earlier
         self.ledger = Ledger()
         self.queue = AdmissionQueue()
         self.running: dict[int, Record] = {}
         self.unmoved: set[int] = set()
         self.trial: Record | None = None  # the suspect that is in the engine now, to see whether it dies of it
+        self.standing: list[AbortReq] = []  # aborts that also end what is submitted again
         self.suspects = SuspectFile(child.run_dir / "suspects", child.args.max_running_requests)
 
     # in
@@ -63,10 +68,10 @@ class RequestBook:
             return
         if len(request.input_ids) % 4:
             raise ValueError(f"{len(request.input_ids)} bytes of prompt ids are not whole ids")
-        prefix: list[int] = []
+        prefix = array("I")
         wants_start = False
         if isinstance(request, TokenizedGenerateReqInput):
-            prefix = list(unpack("I", request.prefix_ids))
+            prefix.frombytes(request.prefix_ids)
             wants_start = bool(prefix) or request.confirm_admission
         taken = self.ledger.rid_is_taken(request.rid, request.group)
         record = Record(request.key, request.attempt, request.rid, request.group, request, prefix)
@@ -74,20 +79,24 @@ class RequestBook:
         if replaced is not None:
             self._release(replaced)
             self._emitter.drop(replaced.key)
-        refusal = self._refusal(request, taken)
+        refusal = self._refusal(request, prefix, taken)
         if refusal is not None:
             self.end(record, refusal)
             return
         if request.deadline_s is not None:
             self._deadlines[request.key] = request.deadline_s
+            self._next_deadline_s = min(self._next_deadline_s, request.deadline_s)
         self.queue.push(record, request.priority, suspect=request.key in self.suspects.suspects)
         if wants_start:
             self._emitter.mark(record)
 
-    def _refusal(self, request: Submission, rid_taken: bool) -> FinishReason | None:
+    def _refusal(self, request: Submission, prefix: array[int], rid_taken: bool) -> FinishReason | None:
         """Why a submission is not taken, None when it is."""
         if request.key in self.suspects.convicted:
             return abort_finish(500, "engine_died", "the engine died twice on this request", kind="error")
+        for abort in self.standing if request.attempt > 1 else ():
+            if abort.all_requests or abort.rid == request.rid:
+                return abort_finish(499, "aborted", abort.message)
         if rid_taken and request.attempt == 1:
             return abort_finish(400, "duplicate_rid", f"rid {request.rid!r} belongs to another live request")
         limit = self._child.args.max_queued_requests
@@ -101,37 +110,71 @@ class RequestBook:
                 message=f"{len(self.queue)} requests are waiting, the limit is {limit}; try again later",
                 retry_after_s=1,
             )
+        engine_request = _engine_request(request, array("I"), prefix)
         try:
-            self._engine.check(_engine_request(request, array("I"), []))
+            self._engine.check(engine_request)
         except EngineRefusal as error:
             return abort_finish(400, "unsupported_by_engine", str(error))
-        return None
+        continuation = judge_continuation(engine_request, self._capabilities)
+        return self._cannot_continue(continuation) if continuation.how == Capability.REFUSED else None
+
+    def _cannot_continue(self, continuation: Continuation) -> FinishReason:
+        features = ", ".join(f"continue.{feature}" for feature in continuation.features)
+        engine = self._engine.info().name
+        message = f"the answer was interrupted, and engine {engine} does not support {features}; ask again"
+        return abort_finish(500, "cannot_continue", message, kind="error")
 
     def admit(self) -> None:
         """Move waiting requests into the engine, as far as it has room; suspects one at a time."""
         if self.trial is not None:
             return
         limit = self._child.args.max_running_requests
-        while len(self.running) < limit and (record := self.queue.pop()) is not None:
-            self._start(record)
+        records: list[Record] = []
+        while len(self.running) + len(records) < limit and (record := self.queue.pop()) is not None:
+            records.append(record)
+        if records:
+            self._start(records)
         if not self.unmoved and len(self.running) < limit and (suspect := self.queue.pop_suspect()):
             self.trial = suspect
-            self._start(suspect)
+            self._start([suspect])
 
-    def _start(self, record: Record) -> None:
+    def _start(self, records: list[Record]) -> None:
+        """Give requests to the engine. They are written down as being in there before the first of them is."""
+        self.unmoved.update(record.key for record in records)
+        with self.suspects.inside_engine(self.unmoved, on_trial=self.trial is not None):
+            for record in records:
+                self._start_one(record)
+
+    def _start_one(self, record: Record) -> None:
         request = record.payload
         assert isinstance(request, TokenizedGenerateReqInput | TokenizedEmbeddingReqInput)
-        self.unmoved.add(record.key)
-        with self.suspects.inside_engine(self.unmoved, on_trial=self.trial is not None):
-            try:
-                self._engine.submit(_engine_request(request, array("I", request.input_ids), record.output_ids))
-            except EngineError as error:
-                self.end(record, abort_finish(500, "engine_error", str(error), kind="error"))
-                return
+        record.moved = record.plain = False  # it may have been in the engine before
+        engine_request = _engine_request(request, array("I", request.input_ids), record.output_ids)
+        continuation = judge_continuation(engine_request, self._capabilities)
+        if continuation.how == Capability.REFUSED:  # taken out by a pause; others were refused when they came
+            self.end(record, self._cannot_continue(continuation))
+            return
+        try:
+            self._engine.submit(engine_request)
+        except EngineError as error:
+            self.end(record, abort_finish(500, "engine_error", str(error), kind="error"))
+            return
+        if continuation.how == Capability.APPROXIMATE:
+            self._child.slot.add(SlotWord.APPROXIMATE_RESUMES)
         record.stage = Stage.RUNNING
         self.running[record.key] = record
 
     # out
+
+    def take_step(self, step: EngineStep) -> None:
+        """What a step of the engine brought. The emitter has to be flushed next: it holds rows of the step."""
+        for record, token_id in self._emitter.add_plain(self.running, step.keys, step.token_ids):
+            record.output_ids.append(token_id)
+            if not record.moved:
+                self._moved(record)
+            self._emitter.mark(record)
+        for output in step.outputs:
+            self.take_output(output)
 
     def take_output(self, output: EngineOutput) -> None:
         """What a step of the engine brought for one request."""
@@ -140,7 +183,7 @@ class RequestBook:
             return
         if output.token_ids:
             record.output_ids.extend(output.token_ids)
-            if record.key in self.unmoved:
+            if not record.moved:
                 self._moved(record)
         if output.logprobs is not None:
             extras_of(record).add_logprobs(output.logprobs)
@@ -152,6 +195,7 @@ class RequestBook:
             extras_of(record).embedding = output.embedding
         if output.finish_kind is not None:
             del self.running[record.key]
+            self._deadlines.pop(record.key, None)
             self._moved(record)
             record.stage = Stage.FINISHED
             record.finish = (
@@ -164,6 +208,7 @@ class RequestBook:
 
     def _moved(self, record: Record) -> None:
         """A running request yielded something: no suspect any more."""
+        record.moved = True
         self.unmoved.discard(record.key)
         self.suspects.suspects.discard(record.key)
         if self.trial is record:
@@ -214,12 +259,12 @@ class RequestBook:
     def end_overdue(self) -> None:
         """End requests whose deadline has passed; forget those whose worker is gone."""
         now_s = self._clock()
-        for key, deadline_s in list(self._deadlines.items()):
-            record = self.ledger.records.get(key)
-            if record is None or record.stage == Stage.FINISHED:
-                del self._deadlines[key]
-            elif now_s >= deadline_s:
-                self.end(record, abort_finish(504, "deadline_exceeded", "the request's deadline has passed"))
+        if now_s >= self._next_deadline_s:
+            overdue = [key for key, deadline_s in self._deadlines.items() if now_s >= deadline_s]
+            for key in overdue:
+                finish = abort_finish(504, "deadline_exceeded", "the request's deadline has passed")
+                self.end(self.ledger.records[key], finish)
+            self._next_deadline_s = min(self._deadlines.values(), default=inf)
         for life in self.ledger.lives():
             if self._worker_is_dead(*split_life(life)):
                 for record in self.ledger.forget_life(life):
@@ -293,13 +338,13 @@ class RequestBook:
         return result.unknown
 
 
-def _engine_request(request: Submission, prompt_ids: array[int], prefix_ids: list[int]) -> EngineRequest:
+def _engine_request(request: Submission, prompt_ids: array[int], prefix_ids: array[int]) -> EngineRequest:
     if isinstance(request, TokenizedEmbeddingReqInput):
         return EngineRequest(key=request.key, prompt_ids=prompt_ids, prefix_ids=[], sampling=_NO_TOKENS, embedding=True)
     return EngineRequest(
         key=request.key,
         prompt_ids=prompt_ids,
-        prefix_ids=list(prefix_ids),
+        prefix_ids=prefix_ids,
         sampling=request.sampling,
         logprobs=request.logprobs,
         lora_name=request.lora_name,

@@ -33,7 +33,7 @@ class MultiTokenizerRouter:
 
     def run(self) -> None:
         """Forward until asked to stop."""
-        loop = PollLoop(self._child, self._inbox)
+        loop = PollLoop(self._child)
         self._child.ready()
         while not self._child.stop_requested:
             loop.wait(None)

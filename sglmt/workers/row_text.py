@@ -3,17 +3,20 @@
 Holds one `TextState` per live request. A row at offset 0 starts its text anew (a first sending, a new attempt
 or a replay); any other must continue exactly where the state stands. What was lost shows as a gap and is asked
 for again; what ended by a stop string stays ended, whatever the engine still sends.
+
+Rows that come as the batch before let expect are answered in columns (`steady_rows`). Every other is judged by
+itself, here, and either way gives the same answer.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from sglmt.delivery.keys import life_of
+from sglmt.delivery.keys import COUNTER_BITS, life_of
 from sglmt.ipc.state_page import Slot, SlotWord
-from sglmt.messages.columns import RaggedColumn, Sparse, pack, ragged_bounds, unpack
-from sglmt.messages.generation_rows import GenerationRows
+from sglmt.messages.columns import Column, RaggedColumn, pack, ragged_bounds, unpack
 from sglmt.messages.sampling import FinishReason, TextSpec
 from sglmt.messages.to_detokenizer import BatchTokenIDOutput
 from sglmt.messages.to_scheduler import FinishReq
@@ -21,36 +24,10 @@ from sglmt.messages.to_worker import BatchStrOutput
 from sglmt.tokenizer.detokenize import TokenIdError
 from sglmt.tokenizer.text_stream import RequestText
 from sglmt.tokenizer.token_table import TokenTable
+from sglmt.workers.outgoing_rows import PASSED_COLUMNS, OutgoingRows
+from sglmt.workers.steady_rows import LENT, SteadyRows, TextState
 
 MAX_ENDED = 65536  # requests ended here that the scheduler may not have heard of; losing one costs a replay
-
-# Columns of the rows that are not made here pass through unchanged, whatever they are.
-_MADE_HERE = {"keys", "attempts", "offsets", "output_ids", "finish_reasons"}
-PASSED_COLUMNS = tuple(name for name in GenerationRows.__struct_fields__ if name not in _MADE_HERE)
-
-
-class TextState:
-    """One live request's text."""
-
-    __slots__ = ("attempt", "chars", "next_offset", "plain", "text")
-
-    def __init__(self, attempt: int, text: RequestText, plain: bool) -> None:
-        self.attempt = attempt
-        self.plain = plain  # no stop strings: a single id can never end it
-        self.text = text
-        self.next_offset = 0
-        self.chars = 0
-
-
-class _TextRows:
-    """The columns made here, while they are filled."""
-
-    def __init__(self, finish_reasons: dict[int, FinishReason]) -> None:
-        self.kept: list[int] = []
-        self.texts: list[str] = []
-        self.text_offsets: list[int] = []
-        self.finish_reasons = finish_reasons
-        self.cut: dict[int, int] = {}  # row of the incoming batch → ids that belong to the output
 
 
 class RowText:
@@ -61,6 +38,8 @@ class RowText:
         self._slot = slot
         self._states: dict[int, TextState] = {}
         self._ended: OrderedDict[int, FinishReq] = OrderedDict()
+        self._steady = SteadyRows(table.skip)
+        self._order = b""  # keys of the last batch, while nothing is steady
         self.finished: list[FinishReq] = []  # for the scheduler; the caller takes and clears
         self.gaps: list[tuple[int, int]] = []  # (key, attempt) to be replayed; same
 
@@ -78,30 +57,132 @@ class RowText:
 
     def forget(self, keys: list[int]) -> None:
         """These requests ended without a row."""
+        lent: list[int] = []
         for key in keys:
-            self._states.pop(key, None)
+            state = self._states.pop(key, None)
             self._ended.pop(key, None)
+            if state is not None and state.next_offset == LENT:
+                lent.append(key)
+        if lent:
+            self._steady.discard([pack("Q", [key]) for key in lent])
 
     def forget_lives(self, lives: set[int]) -> None:
         """These worker lives are gone, and their requests with them."""
         if lives:
             self.forget([key for key in self.held() if life_of(key) in lives])
 
-    def turn(self, batch: BatchTokenIDOutput) -> BatchStrOutput | None:
-        """The text rows of a batch that was checked, None when no row is left."""
-        keys: tuple[int, ...] = unpack("Q", batch.keys)
-        attempts: tuple[int, ...] = unpack("I", batch.attempts)
-        offsets: tuple[int, ...] = unpack("I", batch.offsets)
-        ids: tuple[int, ...] = unpack("I", batch.output_ids.values)
+    def turn(self, batch: BatchTokenIDOutput) -> dict[int, BatchStrOutput]:
+        """The text rows of a batch, by worker life. Raises ValueError for a batch whose columns do not fit."""
+        rows = len(batch.keys) // 8
+        others: Iterable[int] = range(rows)
+        outgoing: dict[int, OutgoingRows] = {}
+        passed: list[Column] = []
+        if self._steady.is_all_of(batch):
+            first: int | None = 0
+        else:
+            passed = [column for column in batch.check() if column[0] in PASSED_COLUMNS]
+            first = self._find_steady(batch)
+        if first is not None:
+            end = first + len(self._steady)
+            if self._take_steady(batch, first, outgoing):
+                others = (*range(first), *range(end, rows))
+        if others:
+            self._take_others(batch, others, outgoing)
+        self._slot.add(SlotWord.ROWS_IN, rows)
+        return {life: made.batch(passed) for life, made in outgoing.items() if made.texts}
+
+    def _find_steady(self, batch: BatchTokenIDOutput) -> int | None:
+        """The row of `batch` at which the steady rows begin. Those that did not come as expected are no longer steady;
+        None when none is."""
+        steady = self._steady
+        if not len(steady):
+            return None
+        first = steady.find(batch)
+        if first is None:
+            if 8 * len(batch.text_specs) == len(batch.keys):
+                return None  # nothing but new requests: the others pause
+            self._order = steady.keys
+            first = steady.find_most(batch)
+        if first and self._any_is_lent(unpack("Q", batch.keys[: 8 * first])):
+            first = None  # a request has two rows: only their order says what they mean
+        if first is None:
+            steady.give_back()
+        return first
+
+    def _any_is_lent(self, keys: Iterable[int]) -> bool:
+        states = (self._states.get(key) for key in keys)
+        return any(state is not None and state.next_offset == LENT for state in states)
+
+    def _take_steady(self, batch: BatchTokenIDOutput, first: int, outgoing: dict[int, OutgoingRows]) -> bool:
+        """Turn the steady rows, which begin at row `first`. False, and nothing has changed, when one of their ids
+        stands for no text: then none is steady any longer."""
+        steady = self._steady
+        ids = array("I", batch.output_ids.values)
+        if len(ids) > len(steady):
+            lengths = batch.output_ids.lengths
+            at = first if lengths is None else sum(unpack("I", lengths[: 4 * first]))
+            ids = ids[at : at + len(steady)]
+        try:
+            texts = steady.look_up(ids)
+        except IndexError:
+            steady.give_back()
+            return False
+        end = first + len(steady)
+        finishes = {row - first: finish for row, finish in batch.finish_reasons.items() if first <= row < end}
+        special = steady.special(texts, finishes)
+        ended = self._push_special(special, ids, texts, finishes) if special else {}
+        before = steady.text_offsets()
+        for lane in steady.lanes:
+            outgoing[lane.life] = OutgoingRows.of_lane(lane, first, ids, texts, before)
+        steady.advance(texts)
+        if ended:
+            for row, finish in ended.items():
+                lane = steady.lane_of(row)
+                outgoing[lane.life].finishes[lane.place(row)] = finish
+            steady.remove(list(ended))
+        return True
+
+    def _push_special(
+        self, rows: Iterable[int], ids: Sequence[int], texts: list[str], finishes: dict[int, FinishReason]
+    ) -> dict[int, FinishReason]:
+        """Fill in the texts of special steady rows (rising); returns how those that ended have, in the same order."""
+        steady = self._steady
+        odd: list[int] = []
+        ended: dict[int, FinishReason] = {}
+        for row in rows:
+            state = steady.states[row]
+            text_state = state.text
+            text = text_state.push_one(ids[row])
+            finish = finishes.get(row)
+            if finish is not None and text_state.matched is None:
+                text += text_state.finish()
+            texts[row] = text
+            if finish is not None or text_state.matched is not None:
+                state.next_offset, state.chars = steady.position(row)
+                finish = self._settle(state, text, 1, finish)
+                assert finish is not None
+                ended[row] = finish
+            elif not text_state.looks_up(self._table.skip):
+                odd.append(row)
+        steady.odd = odd
+        return ended
+
+    def _take_others(self, batch: BatchTokenIDOutput, rows: Iterable[int], outgoing: dict[int, OutgoingRows]) -> None:
+        """Judge each row by itself. Those that go on in the expected way are steady from now on."""
+        keys, attempts, offsets = array("Q", batch.keys), array("I", batch.attempts), array("I", batch.offsets)
+        ids = array("I", batch.output_ids.values)
         single = batch.output_ids.lengths is None
         bounds = range(len(ids) + 1) if single else ragged_bounds(batch.output_ids, "I")
         finishes = batch.finish_reasons
-        rows = _TextRows(dict(finishes))
         states = self._states
-        kept, texts, text_offsets = rows.kept.append, rows.texts.append, rows.text_offsets.append
-        for row, key in enumerate(keys):
+        going_on: list[TextState] = []
+        for row in rows:
+            key, offset = keys[row], offsets[row]
             state = states.get(key)
-            offset = offsets[row]
+            life = key >> COUNTER_BITS
+            made = outgoing.get(life)
+            if made is None:
+                made = outgoing[life] = OutgoingRows()
             if (
                 single
                 and state is not None
@@ -111,68 +192,88 @@ class RowText:
                 and row not in finishes
                 and state.plain
             ):
+                token_id = ids[row]
                 try:
-                    text = state.text.push_one(ids[row])
+                    text = state.text.push_one(token_id)
                 except TokenIdError:
-                    self._slow_row(rows, batch, row, key, attempts[row], offset, ids[row : row + 1])
+                    pass
+                else:
+                    made.add_one(row, key, state.attempt, offset, token_id, text, state.chars)
+                    state.next_offset = offset + 1
+                    state.chars += len(text)
+                    going_on.append(state)
                     continue
-                kept(row)
-                texts(text)
-                text_offsets(state.chars)
-                state.next_offset = offset + 1
-                state.chars += len(text)
-            else:
-                self._slow_row(rows, batch, row, key, attempts[row], offset, ids[bounds[row] : bounds[row + 1]])
-        self._slot.add(SlotWord.ROWS_IN, len(keys))
-        return self._assemble(batch, rows, len(keys)) if rows.kept else None
+            state = self._take_row(made, batch, row, key, attempts[row], offset, ids[bounds[row] : bounds[row + 1]])
+            if state is not None:
+                going_on.append(state)
+        self._note_order(batch, going_on)
 
-    def _slow_row(
+    def _note_order(self, batch: BatchTokenIDOutput, going_on: list[TextState]) -> None:
+        """Expect these rows to come again in this order: behind those that are steady or, when none is, if the last
+        batch had the same order. So an engine that has no order of its own, or brings several ids a row, costs nothing
+        here."""
+        if not len(self._steady) and (self._order not in batch.keys or not _has_single_ids(batch.output_ids)):
+            self._order = pack("Q", [state.key for state in going_on])
+            return
+        self._order = b""
+        for state in going_on:
+            if state.next_offset > 0 and self._states.get(state.key) is state:  # else it is lent, or was replaced
+                self._steady.append(state)
+
+    def _take_row(
         self,
-        rows: _TextRows,
+        made: OutgoingRows,
         batch: BatchTokenIDOutput,
         row: int,
         key: int,
         attempt: int,
         offset: int,
-        ids: tuple[int, ...],
-    ) -> None:
-        state = self._state_for(batch.text_specs.get(row), key, attempt, offset, ids, row in rows.finish_reasons)
+        ids: Sequence[int],
+    ) -> TextState | None:
+        """Judge one row, whatever it brings; returns its state when it goes on."""
+        finish = batch.finish_reasons.get(row)
+        state = self._state_for(batch.text_specs.get(row), key, attempt, offset, ids, finish is not None)
         if state is None:
-            rows.finish_reasons.pop(row, None)
-            return
+            return None
         skip = state.next_offset - offset
         chars_before = state.chars
         text_state = state.text
-        finish = rows.finish_reasons.get(row)
         new_ids, error = self._split_at_bad_id(ids[skip:])
         text = text_state.push(new_ids)
         used = text_state.used
         if (finish is not None or error is not None) and text_state.matched is None:
             text += text_state.finish()
         if error is not None and text_state.matched is None:
-            self._end_with_error(rows, row, key, state, skip, used, text, error)
-            return
+            finish = self._end_with_error(state, used, error)
+            made.add(row, key, attempt, offset, ids, text, chars_before, finish, skip + used)
+            return None
+        finish = self._settle(state, text, len(ids) - skip, finish)
+        cut = skip + used if used < len(ids) - skip else None
+        made.add(row, key, attempt, offset, ids, text, chars_before, finish, cut)
+        return state if finish is None else None
+
+    def _settle(self, state: TextState, text: str, count: int, finish: FinishReason | None) -> FinishReason | None:
+        """Account for `count` ids that were pushed and brought `text`; `finish`: how the engine ended the request.
+        Returns how it has ended."""
+        text_state = state.text
         state.chars += len(text)
-        state.next_offset += used
-        rows.kept.append(row)
-        rows.texts.append(text)
-        rows.text_offsets.append(chars_before)
-        if skip or used < len(ids) - skip:
-            rows.cut[row] = skip + used
+        state.next_offset += text_state.used
         if text_state.matched is not None:
             stop = FinishReason(kind="stop", matched=text_state.matched)
-            rows.finish_reasons[row] = stop
-            if finish is None or used < len(ids) - skip:
-                self._end_here(FinishReq(key=key, attempt=attempt, output_tokens=state.next_offset, finish=stop))
-                finish = stop
+            if finish is None or text_state.used < count:
+                self._end_here(state, state.next_offset, stop)
+            finish = stop
         if finish is not None:
-            self._states.pop(key, None)
+            self._states.pop(state.key, None)
+        return finish
 
     def _state_for(
-        self, spec: TextSpec | None, key: int, attempt: int, offset: int, ids: tuple[int, ...], finishes: bool
+        self, spec: TextSpec | None, key: int, attempt: int, offset: int, ids: Sequence[int], finishes: bool
     ) -> TextState | None:
         """The state a row continues (made anew at offset 0), None when the row is to be dropped."""
         state = self._states.get(key)
+        if state is not None and state.next_offset == LENT:  # a second row of it, or one that does not continue it
+            self._steady.give_back()
         if state is not None and attempt < state.attempt:
             self._slot.add(SlotWord.STALE_ATTEMPT_ROWS)
             return None
@@ -183,6 +284,7 @@ class RowText:
                 self._slot.add(SlotWord.STALE_ATTEMPT_ROWS)
                 return None
             state = TextState(
+                key,
                 attempt,
                 RequestText(
                     self._table,
@@ -212,7 +314,7 @@ class RowText:
             return None
         return state
 
-    def _split_at_bad_id(self, ids: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:
+    def _split_at_bad_id(self, ids: Sequence[int]) -> tuple[Sequence[int], str | None]:
         """The ids before the first that stands for no text, and what is wrong with that one.
 
         So an answer ends at the same id however its ids are grouped, a replay included.
@@ -223,58 +325,21 @@ class RowText:
             return ids[:at], str(TokenIdError(ids[at], size))
         return ids, None
 
-    def _end_with_error(
-        self, rows: _TextRows, row: int, key: int, state: TextState, skip: int, used: int, text: str, message: str
-    ) -> None:
+    def _end_with_error(self, state: TextState, used: int, message: str) -> FinishReason:
         """An id that stands for no text costs its request an error, nobody else anything."""
         finish = FinishReason(kind="error", status=500, code="invalid_token_id", message=message)
-        rows.kept.append(row)
-        rows.texts.append(text)
-        rows.text_offsets.append(state.chars)
-        rows.cut[row] = skip + used
-        rows.finish_reasons[row] = finish
-        output_tokens = state.next_offset + used
-        self._end_here(FinishReq(key=key, attempt=state.attempt, output_tokens=output_tokens, finish=finish))
-        del self._states[key]
+        self._end_here(state, state.next_offset + used, finish)
+        del self._states[state.key]
+        return finish
 
-    def _end_here(self, finish: FinishReq) -> None:
-        self.finished.append(finish)
-        self._ended[finish.key] = finish
+    def _end_here(self, state: TextState, output_tokens: int, finish: FinishReason) -> None:
+        said = FinishReq(key=state.key, attempt=state.attempt, output_tokens=output_tokens, finish=finish)
+        self.finished.append(said)
+        self._ended[state.key] = said
         if len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
 
-    def _assemble(self, batch: BatchTokenIDOutput, rows: _TextRows, count: int) -> BatchStrOutput:
-        """The outgoing batch: columns made here, and every shared column of the kept rows."""
-        if len(rows.kept) < count:
-            batch = batch.take(rows.kept)
-            renumbered = {old: new for new, old in enumerate(rows.kept)}
-            rows.finish_reasons = Sparse().take(rows.finish_reasons, rows.kept)
-            rows.cut = {renumbered[row]: used for row, used in rows.cut.items()}
-        passed: dict[str, Any] = {name: getattr(batch, name) for name in PASSED_COLUMNS}
-        output_ids = batch.output_ids
-        if rows.cut:
-            output_ids = _cut(output_ids, rows.cut)
-            for row, used in rows.cut.items():
-                logprobs = batch.output_logprobs.get(row)
-                if logprobs is not None:
-                    passed["output_logprobs"] = {**passed["output_logprobs"], row: logprobs.slice(0, used)}
-        return BatchStrOutput(
-            keys=batch.keys,
-            attempts=batch.attempts,
-            offsets=batch.offsets,
-            text_offsets=pack("I", rows.text_offsets),
-            output_ids=output_ids,
-            texts=rows.texts,
-            finish_reasons=rows.finish_reasons,
-            **passed,
-        )
 
-
-def _cut(column: RaggedColumn, cut: dict[int, int]) -> RaggedColumn:
-    """`column` with row → first `cut[row]` ids only."""
-    bounds = ragged_bounds(column, "I")
-    ids = unpack("I", column.values)
-    rows = [ids[bounds[row] : bounds[row + 1]] for row in range(len(bounds) - 1)]
-    for row, used in cut.items():
-        rows[row] = rows[row][:used]
-    return RaggedColumn(pack("I", [len(row) for row in rows]), pack("I", [value for row in rows for value in row]))
+def _has_single_ids(column: RaggedColumn) -> bool:
+    """Whether most rows have exactly one id."""
+    return column.lengths is None or 8 * array("I", column.lengths).count(1) > len(column.lengths)

@@ -30,14 +30,16 @@ from sglmt.messages.to_scheduler import (
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
 )
-from sglmt.messages.to_worker import UnknownRequests
+from sglmt.messages.to_worker import AbortsDone, UnknownRequests
 from sglmt.server_args import SchedulerInfo
+from sglmt.workers.aborts import Aborts
 from sglmt.workers.child import ChildContext
 from sglmt.workers.counters import FrameReceiver
 from sglmt.workers.emission import Emitter
 from sglmt.workers.engine_control import EngineControl
 from sglmt.workers.peers import PeerOutbox
 from sglmt.workers.poll_loop import PollLoop
+from sglmt.workers.recovery import Recovery
 from sglmt.workers.request_book import RequestBook
 
 
@@ -55,10 +57,12 @@ class Scheduler:
         self._router = PeerOutbox(child, Role.ROUTER, 0) if child.args.mode == "multi" else None
         self._book = RequestBook(child, engine, self._emitter)
         self._control = EngineControl(child, engine, self._book)
+        self._recovery = Recovery(child, self._book.ledger, self._book.suspects.suspects)
+        self._aborts = Aborts(child, self._book, self._recovery, self._reply)
         self._handlers: dict[type, Callable[[Any], None]] = {
             TokenizedGenerateReqInput: self._book.submit,
             TokenizedEmbeddingReqInput: self._book.submit,
-            AbortReq: self._book.abort,
+            AbortReq: self._aborts.take,
             FinishReq: self._book.finish_by_detokenizer,
             ResumeReq: self._book.resume,
             LiveRequestsReq: self._reconcile,
@@ -68,7 +72,7 @@ class Scheduler:
 
     def run(self) -> None:
         """Serve until asked to stop."""
-        loop = PollLoop(self._child, self._inbox)
+        loop = PollLoop(self._child)
         self._child.ready(self._info())
         while not self._child.stop_requested:
             loop.wait(self._next_step_at_s())
@@ -79,10 +83,16 @@ class Scheduler:
     def turn(self, housekeeping: bool) -> None:
         """One turn of the loop: all that can be done now."""
         self._receive()
-        if not self._control.paused:
+        if self._book.queue.waiting and not self._control.paused:
             self._book.admit()
-        self._emitter.flush()
-        self._step()
+        at_s = self._next_step_at_s()
+        is_due = at_s is not None and self._clock() >= at_s
+        # The step of an engine that says no time may take long: what is there goes out before it, and the supervisor
+        # is told. The step of a paced one (a time, not 0) does not: its rows share the batch.
+        if not is_due or not at_s:
+            self._emitter.flush()
+        if is_due:
+            self._step(may_take_long=not at_s)
         if housekeeping:
             self._housekeeping()
 
@@ -102,9 +112,13 @@ class Scheduler:
         )
 
     def _next_step_at_s(self) -> float | None:
-        if self._control.paused or not self._engine.has_work():
+        """When the engine is to be called; None: not at all, 0: now, as long as it has work."""
+        if self._control.paused:
             return None
-        return self._engine.next_step_at_s() or 0.0
+        at_s = self._engine.next_step_at_s()
+        if at_s is None and self._engine.has_work():
+            return 0.0
+        return at_s
 
     def _receive(self) -> None:
         while (frame := self._inbox.receive()) is not None:
@@ -125,22 +139,19 @@ class Scheduler:
         except ValueError as error:
             self._receiver.refuse(FrameError("inconsistent", f"{type(message).__name__}: {error}"))
 
-    def _step(self) -> None:
+    def _step(self, may_take_long: bool) -> None:
         engine, book = self._engine, self._book
-        if self._control.paused or not engine.has_work():
-            return
-        at_s = engine.next_step_at_s()
-        if at_s is not None and self._clock() < at_s:
-            return
-        slot = self._child.slot
-        slot.enter(Phase.STEPPING)
-        with book.suspects.inside_engine(book.unmoved, on_trial=book.trial is not None):
-            outputs = engine.step()
-        slot.enter(Phase.READY)
-        if outputs:
-            for output in outputs:
-                book.take_output(output)
-            self._emitter.flush()
+        if may_take_long:
+            self._child.slot.enter(Phase.STEPPING)
+        if book.unmoved:
+            with book.suspects.inside_engine(book.unmoved, on_trial=book.trial is not None):
+                step = engine.step()
+        else:
+            step = engine.step()
+        if may_take_long:
+            self._child.slot.enter(Phase.READY)
+        book.take_step(step)
+        self._emitter.flush()
 
     def _housekeeping(self) -> None:
         slot, book = self._child.slot, self._book
@@ -150,6 +161,8 @@ class Scheduler:
         book.end_overdue()
         self._control.poll()
         self._emitter.flush()
+        self._recovery.look(self._control.paused)
+        self._aborts.look()
         slot[SlotWord.RUNNING] = len(book.running)
         slot[SlotWord.QUEUED] = len(book.queue)
         slot[SlotWord.IN_FLIGHT] = len(book.running) + len(book.queue)
@@ -160,10 +173,12 @@ class Scheduler:
     def _reconcile(self, request: LiveRequestsReq) -> None:
         """Act on a worker's list, and name to it what nobody here knows."""
         unknown = self._book.reconcile(request)
-        if not unknown:
-            return
-        reply = UnknownRequests(requests=unknown)
-        frame = self._child.writer.frame(kind_of(reply), Scope.WORKER, reply, *split_life(request.life))
+        if unknown:
+            self._reply(request.life, UnknownRequests(requests=unknown))
+
+    def _reply(self, life: int, message: UnknownRequests | AbortsDone) -> None:
+        """Send to a worker, past the detokenizers' rows where there is a router. It may be lost."""
+        frame = self._child.writer.frame(kind_of(message), Scope.WORKER, message, *split_life(life))
         if self._router is not None:
             self._router.send(frame)
         else:

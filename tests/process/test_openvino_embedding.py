@@ -59,7 +59,7 @@ def vectors(engine: OpenVinoEmbeddingEngine, rows: list[list[int]]) -> np.ndarra
         engine.submit(EngineRequest(key=key, prompt_ids=ids, prefix_ids=[], sampling=sampling, embedding=True))
     outputs = {}
     while engine.has_work():
-        outputs.update({output.key: output for output in engine.step()})
+        outputs.update({output.key: output for output in engine.step().outputs})
     assert {output.finish_kind for output in outputs.values()} == {"stop"}
     return np.array([outputs[key].embedding for key in range(len(rows))])
 

@@ -6,6 +6,7 @@ Run as `fake_child.py PLAN --bootstrap-fd N LABEL`. PLAN is JSON: label (or role
 - `then`: `serve` (default), `exit:<code>`, `kill:<signal>`, `silent`; once `after_file` exists, if given
 - `since`, `until`: the first and the last generation that misbehave (absent: all do)
 - `say`: lines for stderr; `last_words`: text without a newline at its end, just before a misbehaviour at start
+- `recovers_until`: a file; a scheduler says that three requests do not continue yet until it exists
 - `ignore_term`, `ignore_probe`, `orphan` (outlives its supervisor), `grandchild` (starts a `sleep`): true
 """
 
@@ -67,6 +68,8 @@ def serve(bootstrap: Bootstrap, page: StatePage, chosen: dict[str, Any]) -> None
     slot = page.slot(bootstrap.slot)
     then, trigger = chosen.get("then", "serve"), chosen.get("after_file")
     while True:
+        recovers_until = chosen.get("recovers_until")
+        slot[SlotWord.RECOVERING] = 3 if recovers_until is not None and not Path(recovers_until).exists() else 0
         if then != "serve" and (trigger is None or Path(trigger).exists()):
             if then != "silent":
                 misbehave(then, bootstrap.ready_fd)
@@ -98,6 +101,7 @@ def main() -> None:
         sys.stderr.write(chosen.get("last_words", ""))
         sys.stderr.flush()
         misbehave(chosen["start"], bootstrap.ready_fd)
+    page.slot(bootstrap.slot)[SlotWord.RECOVERING] = 3 if "recovers_until" in chosen else 0
     page.slot(bootstrap.slot).enter(Phase.READY)
     report_ready(bootstrap, chosen)
     serve(bootstrap, page, chosen)

@@ -130,10 +130,8 @@ def measure_detokenizer(bench: Bench, name: str, rows: int, bar: Bar) -> Result:
 
 def _next_turn(batches: Iterator[BatchTokenIDOutput], texts: RowText, frames: FrameWriter) -> None:
     """A detokenizer's step with the next batch."""
-    for life, rows in next(batches).split_by(life_of).items():
-        text = texts.turn(rows)
-        assert text is not None
-        frames.frame(kind_of(text), Scope.WORKER, text, life >> 20, 1)
+    for life, rows in texts.turn(next(batches)).items():
+        frames.frame(kind_of(rows), Scope.WORKER, rows, life >> 20, 1)
 
 
 def _default_table() -> tuple[Any, list[int]]:

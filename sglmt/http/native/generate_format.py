@@ -75,6 +75,10 @@ class GenerateFormatter:
             return b""
         return self._event(choice, text, token_ids, logprobs, b'"finish_reason":null')
 
+    def text_frame(self, choice: int) -> tuple[bytes, bytes] | None:
+        """Events tell counts and all text so far."""
+        return None
+
     def finish(
         self,
         choice: int,

@@ -64,6 +64,10 @@ class ChatFormatter:
             self._ending,
         )
 
+    def text_frame(self, choice: int) -> tuple[bytes, bytes] | None:
+        """Every plain chunk is the same around its text."""
+        return self._heads[choice], self._tail
+
     def finish(
         self,
         choice: int,

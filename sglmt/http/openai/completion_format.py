@@ -45,7 +45,7 @@ class CompletionFormatter:
         self._heads = [b'%b,"choices":[{"index":%d,"text":' % (opening, choice) for choice in choices]
         self._ending = b'],"usage":null}\n\n' if request.include_usage else b"]}\n\n"
         self._tail = b',"logprobs":null,"finish_reason":null}' + self._ending
-        self._offsets = [TextOffsets(len(self._prompt_text(choice // request.n))) for choice in choices]
+        self._offsets: dict[int, TextOffsets] = {}
 
     def stream_start(self) -> bytes:
         """The prompts, with echo; those whose log-probabilities are asked for follow with them."""
@@ -70,6 +70,10 @@ class CompletionFormatter:
         if logprobs is None:
             return self._heads[choice] + json_text(text) + self._tail if text else b""
         return self._chunk(choice, text, self._logprobs(choice, token_ids, logprobs), None)
+
+    def text_frame(self, choice: int) -> tuple[bytes, bytes] | None:
+        """Every plain chunk is the same around its text."""
+        return self._heads[choice], self._tail
 
     def finish(
         self,
@@ -127,7 +131,11 @@ class CompletionFormatter:
         return {name: joined(of_prompt[name], formatted[name]) for name in formatted}
 
     def _logprobs(self, choice: int, token_ids: Sequence[int], logprobs: TokenLogprobs) -> dict[str, list[Any] | None]:
-        return completion_logprobs(token_ids, logprobs, self._offsets[choice], self._context)
+        offsets = self._offsets.get(choice)
+        if offsets is None:
+            prompt_text = self._prompt_text(choice // self._request.n)
+            offsets = self._offsets[choice] = TextOffsets(len(prompt_text))
+        return completion_logprobs(token_ids, logprobs, offsets, self._context)
 
     def _logprobs_of_prompt(self, prompt_index: int, input_logprobs: TokenLogprobs) -> dict[str, list[Any] | None]:
         ids = self._context.prompt_ids[prompt_index]

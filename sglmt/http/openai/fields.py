@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -94,15 +95,14 @@ UNSUPPORTED = {
     "thinking_token_budget": "leave it out",
     "return_hidden_states": "leave it out",
 }
-_UNSUPPORTED_NAMES = tuple(UNSUPPORTED)
+_unsupported = attrgetter(*UNSUPPORTED)
+_NONE_UNSUPPORTED = (None,) * len(UNSUPPORTED)
 
 
 def check_unsupported(body: OpenAIFields) -> None:
     """Refuse what would change the answer and is not served."""
-    for name in _UNSUPPORTED_NAMES:
-        if getattr(body, name) is not None:
-            refuse(body, UNSUPPORTED)
-            break
+    if _unsupported(body) != _NONE_UNSUPPORTED:
+        refuse(body, UNSUPPORTED)
     if body.best_of is not None and body.best_of != (body.n or 1):
         advice = "choosing the best of several answers is not supported; leave it out and use n"
         raise ApiError(400, f"best_of: {advice}", "best_of", "unsupported_parameter")

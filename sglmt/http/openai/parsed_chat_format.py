@@ -40,6 +40,10 @@ class ParsedChatFormatter(ChatFormatter):
         state.count(token_ids)
         return self._chunks(choice, state.parser.feed(text), token_ids, logprobs)
 
+    def text_frame(self, choice: int) -> tuple[bytes, bytes] | None:
+        """The text is looked at for calls and reasoning first."""
+        return None
+
     def finish(
         self,
         choice: int,

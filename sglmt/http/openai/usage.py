@@ -29,16 +29,20 @@ class UsageTable:
 
     def total(self) -> dict[str, Any]:
         """The `usage` object."""
-        prompts: dict[int, ChoiceUsage] = {}
+        prompt_tokens = completion_tokens = cached_tokens = 0
+        counted_prompt = -1
         for choice in sorted(self._by_choice):
-            prompts.setdefault(choice // self._n, self._by_choice[choice])
-        prompt_tokens = sum(usage.prompt_tokens for usage in prompts.values())
-        completion_tokens = sum(usage.completion_tokens for usage in self._by_choice.values())
+            usage = self._by_choice[choice]
+            completion_tokens += usage.completion_tokens
+            if choice // self._n != counted_prompt:
+                counted_prompt = choice // self._n
+                prompt_tokens += usage.prompt_tokens
+                cached_tokens += usage.cached_tokens
         total: dict[str, Any] = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in prompts.values())},
+            "prompt_tokens_details": {"cached_tokens": cached_tokens},
         }
         if self._reasoning:
             total["completion_tokens_details"] = {"reasoning_tokens": sum(self._reasoning.values())}

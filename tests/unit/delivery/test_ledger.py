@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -19,7 +21,7 @@ def key(counter: int, life: int = LIFE) -> int:
 
 def record(counter: int, attempt: int = 1, rid: str = "r", group: int | None = None, life: int = LIFE) -> Record:
     made = key(counter, life)
-    return Record(made, attempt, rid, made if group is None else group, None, [])
+    return Record(made, attempt, rid, made if group is None else group, None, array("I"))
 
 
 def ledger_of(*records: Record) -> Ledger:
@@ -30,7 +32,7 @@ def ledger_of(*records: Record) -> Ledger:
 
 
 def sent(one: Record, tokens: int, finish: bool = False) -> Record:
-    one.output_ids = list(range(tokens))
+    one.output_ids = array("I", range(tokens))
     one.sent, one.start_sent, one.finish_sent = tokens, True, finish
     return one
 
@@ -243,3 +245,45 @@ class LedgerBooks(RuleBasedStateMachine):
 
 TestLedgerBooks = LedgerBooks.TestCase
 TestLedgerBooks.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+# what continues
+
+
+def test_requests_named_as_unknown_are_awaited_until_they_come_or_are_named_no_more() -> None:
+    ledger = Ledger()
+    ledger.reconcile(LIFE, 1, 9, [(key(1), 1, 4), (key(2), 1, 0), (key(3), 1, 0)], 0.0)
+    assert (ledger.unsubmitted(), ledger.has_listed(LIFE), ledger.has_listed(LIFE + 1)) == (3, True, False)
+    ledger.add(record(1, attempt=2, rid="a"))
+    assert ledger.unsubmitted() == 2
+    ledger.reconcile(LIFE, 1, 9, [], 0.0)  # an old list says nothing
+    assert ledger.unsubmitted() == 2
+    ledger.reconcile(LIFE, 2, 9, [(key(1), 2, 4), (key(3), 1, 0)], 0.0)
+    assert ledger.unsubmitted() == 1
+    ledger.forget_life(LIFE)
+    assert ledger.unsubmitted() == 0
+
+
+def continued(prefix: int, stage: Stage, attempt: int = 2) -> Record:
+    one = Record(key(1), attempt, "r", key(1), None, list(range(prefix)))
+    one.stage = stage
+    return one
+
+
+def test_a_request_continues_from_when_its_worker_has_something_new() -> None:
+    for stage in (Stage.QUEUED, Stage.RUNNING, Stage.FINISHED):
+        one = continued(4, stage)
+        ledger = ledger_of(one)
+        assert one.continues
+        ledger.reconcile(LIFE, 1, 1, [(key(1), 2, 4)], 0.0)
+        assert one.continues
+        ledger.reconcile(LIFE, 2, 1, [(key(1), 2, 5)], 0.0)
+        assert not one.continues
+        one.rewind()  # a replay takes nothing from the worker
+        assert not one.continues
+
+
+def test_what_is_new_or_only_waits_as_before_does_not_continue() -> None:
+    assert not continued(0, Stage.RUNNING, attempt=1).continues
+    assert not continued(0, Stage.QUEUED).continues
+    assert continued(0, Stage.RUNNING).continues

@@ -9,6 +9,7 @@ from sglmt.delivery.live_requests import (
     IDLE_LIST_INTERVAL_S,
     LIST_INTERVAL_S,
     MIN_LIST_GAP_S,
+    RECOVERY_LIST_INTERVAL_S,
     ListClock,
     PeerGenerations,
     ResubmitBudget,
@@ -76,6 +77,15 @@ def test_after_the_last_request_one_more_list_then_only_now_and_then() -> None:
 def test_an_idle_worker_does_not_mind_changes_of_peers() -> None:
     clock = settled(live=0)
     assert not clock.is_due(SOON_S, PEERS._replace(scheduler=2), 0)
+
+
+def test_a_scheduler_that_asks_hears_often_from_idle_workers_too() -> None:
+    for live in (0, 1):
+        clock = settled(live=live)
+        assert not clock.is_due(RECOVERY_LIST_INTERVAL_S * 0.99, PEERS, live, asked=True)
+        assert clock.is_due(RECOVERY_LIST_INTERVAL_S, PEERS, live, asked=True)
+        clock.sent(RECOVERY_LIST_INTERVAL_S, live)
+        assert not clock.is_due(RECOVERY_LIST_INTERVAL_S * 1.99, PEERS, live, asked=True)
 
 
 def test_a_late_row_asks_an_idle_worker_for_a_list() -> None:

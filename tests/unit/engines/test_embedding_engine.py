@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglmt.engines.base import EngineOutput, EngineRequest
+from sglmt.engines.base import NOTHING, EngineOutput, EngineRequest
 from sglmt.engines.factory import make_engine
 from sglmt.errors import EngineError, EngineRefusal, ModelError
 from sglmt.messages.sampling import SamplingParams
@@ -65,7 +65,7 @@ def request(key: int, ids: list[int], embedding: bool = True) -> EngineRequest:
 def drain(engine: OpenVinoEmbeddingEngine) -> dict[int, EngineOutput]:
     outputs: dict[int, EngineOutput] = {}
     while engine.has_work():
-        for output in engine.step():
+        for output in engine.step().outputs:
             assert output.key not in outputs
             outputs[output.key] = output
     return outputs
@@ -101,7 +101,7 @@ def test_an_aborted_request_is_not_run(engine: OpenVinoEmbeddingEngine, model: D
     assert set(drain(engine)) == {2}
     assert model.batches == [1]
     assert engine.flush_cache()
-    assert engine.step() == []
+    assert engine.step() == NOTHING
 
 
 @pytest.mark.parametrize(

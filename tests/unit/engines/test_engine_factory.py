@@ -35,7 +35,7 @@ def test_the_simulator_gets_its_flags_and_needs_no_model_file(tmp_path: Path) ->
     assert engine.info().context_length == 500  # longer than the model's: there is no model to be exceeded
     sampling = SamplingParams(max_new_tokens=2)
     engine.submit(EngineRequest(key=1, prompt_ids=[5], prefix_ids=[], sampling=sampling))
-    ids = [token_id for _ in range(2) for output in engine.step() for token_id in output.token_ids]
+    ids = [token_id for _ in range(2) for output in engine.step().all_outputs() for token_id in output.token_ids]
     assert ids == [7, 2**32 - 1]
 
 

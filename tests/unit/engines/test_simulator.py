@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglmt.engines.base import EngineOutput, EngineRequest
+from sglmt.engines.base import NOTHING, EngineOutput, EngineRequest
 from sglmt.engines.simulator import SimulatorEngine
 from sglmt.errors import EngineError, EngineRefusal
 from sglmt.messages.sampling import LogprobSpec, SamplingParams
@@ -68,7 +68,7 @@ def run(target: SimulatorEngine, *requests: EngineRequest) -> dict[int, list[Eng
         target.submit(one)
     outputs: dict[int, list[EngineOutput]] = {one.key: [] for one in requests}
     while target.has_work():
-        for output in target.step():
+        for output in target.step().all_outputs():
             outputs[output.key].append(output)
     return outputs
 
@@ -134,7 +134,7 @@ def test_a_used_up_budget_ends_at_once_without_ids(prefix: tuple[int, ...]) -> N
     target = engine(step_s=1.0, clock=clock)
     target.submit(request(prefix=prefix, max_new_tokens=len(prefix)))
     assert target.next_step_at_s() is None
-    (output,) = target.step()
+    (output,) = target.step().all_outputs()
     assert (output.token_ids, output.finish_kind) == ([], "length")
     assert not target.has_work()
 
@@ -181,11 +181,11 @@ def test_nothing_moves_before_the_tick_and_everything_moves_at_it() -> None:
     clock.now_s += 0.2
     target.submit(request(key=2))
     assert target.next_step_at_s() == 1000.5
-    assert target.step() == []
+    assert target.step() == NOTHING
     clock.now_s = 1000.5
-    assert [output.key for output in target.step()] == [1, 2]
+    assert [output.key for output in target.step().all_outputs()] == [1, 2]
     assert target.next_step_at_s() == 1001.0
-    assert target.step() == []
+    assert target.step() == NOTHING
 
 
 def test_a_late_loop_gets_one_id_and_keeps_the_grid() -> None:
@@ -193,13 +193,13 @@ def test_a_late_loop_gets_one_id_and_keeps_the_grid() -> None:
     target = engine(step_s=1.0, clock=clock)
     target.submit(request())
     clock.now_s = 1001.9  # due at 1001: late, by less than a step
-    assert len(target.step()) == 1
+    assert len(target.step().all_outputs()) == 1
     assert target.next_step_at_s() == 1002.0
     clock.now_s = 1007.25  # late by more than five steps
-    (output,) = target.step()
+    (output,) = target.step().all_outputs()
     assert len(output.token_ids) == 1
     assert target.next_step_at_s() == 1008.25
-    assert target.step() == []
+    assert target.step() == NOTHING
 
 
 def test_the_ticker_starts_anew_after_a_pause_without_work() -> None:
@@ -207,7 +207,7 @@ def test_the_ticker_starts_anew_after_a_pause_without_work() -> None:
     target = engine(step_s=1.0, clock=clock)
     target.submit(request(max_new_tokens=1))
     clock.now_s += 1.0
-    assert target.step()[0].finish_kind == "length"
+    assert target.step().outputs[0].finish_kind == "length"
     assert not target.has_work()
     assert target.next_step_at_s() is None
     clock.now_s += 100.0
@@ -221,7 +221,7 @@ def test_abort_frees_a_request_and_ignores_unknown_keys() -> None:
     target.submit(request(key=2))
     target.abort(1)
     target.abort(77)
-    assert [output.key for output in target.step()] == [2]
+    assert [output.key for output in target.step().all_outputs()] == [2]
     assert not target.flush_cache()
     target.close()
     assert not target.has_work()
@@ -292,7 +292,7 @@ def test_an_embedding_is_answered_by_the_next_step() -> None:
     clock = FakeClock()
     target = engine(step_s=1.0, clock=clock)
     target.submit(request(embedding=True, max_new_tokens=0))
-    (output,) = target.step()
+    (output,) = target.step().all_outputs()
     assert output.embedding is not None
     assert (len(output.embedding), output.finish_kind, output.token_ids) == (64, "stop", [])
     assert not target.has_work()

@@ -29,6 +29,9 @@ class Breaking(ChatFormatter):
     def delta(self, *arguments: Any) -> bytes:
         return self._or_raise("delta", super().delta(*arguments))
 
+    def text_frame(self, choice: int) -> None:
+        return None
+
     def finish(self, *arguments: Any) -> bytes:
         return self._or_raise("finish", super().finish(*arguments))
 

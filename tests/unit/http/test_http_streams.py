@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from array import array
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -33,6 +34,9 @@ class Written:
 
     def delta(self, choice: int, text: str, token_ids: object, logprobs: object) -> bytes:
         return text.encode() + b"|"
+
+    def text_frame(self, choice: int) -> None:
+        return None
 
     def finish(
         self, choice: int, text: str, token_ids: object, logprobs: object, finish: FinishReason, usage: object
@@ -116,3 +120,32 @@ def test_an_abort_of_one_choice_leaves_the_others_running() -> None:
 
     sink = run(use, finishes_aborts=True, choices=2)
     assert sink.take_rest() == b"rest<abort>x<length>END"
+
+
+def test_a_closed_sink_leaves_nothing_to_the_garbage_collector() -> None:
+    class Framed(Written):
+        def text_frame(self, choice: int) -> Any:
+            return b"<", b">"
+
+    async def body() -> None:
+        connection: Any = SimpleNamespace(
+            write_paused=False, nothing_waits=True, is_lost=False, send_straight=len, write_straight=lambda data: True
+        )
+        request: Any = SimpleNamespace(**REQUEST.__dict__)  # of this test alone: the sink leaves its line in it
+        flusher = Flusher()
+        sink = StreamSink(connection, Framed(True), 1, flusher, lambda: None)
+        sink.open()
+        sink.row(request, "a", array("I", [1]), None)
+        flusher.flush()
+        sink.finished(request, "rest", array("I"), None, FinishReason(kind="stop"))
+        sink.close()
+
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        asyncio.run(body())
+        gc.collect()
+        assert not [left for left in gc.garbage if isinstance(left, StreamSink)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()

@@ -104,6 +104,16 @@ def test_an_absent_column_stays_absent(cls: type) -> None:
 
 
 @any_batch_type
+def test_present_are_the_columns_that_are_not_at_their_default(cls: type) -> None:
+    full = filled(cls, 6)
+    assert [(name, kind) for name, kind, _value in full.check()] == list(columns_of(cls))
+    defaults = {field.name for field in msgspec.structs.fields(cls) if not field.required}
+    assert defaults
+    bare = filled(cls, 6, without=frozenset(defaults))
+    assert {name for name, _kind, _value in bare.check()} == {name for name, _ in columns_of(cls)} - defaults
+
+
+@any_batch_type
 def test_a_column_of_some_batches_only_stays_with_its_rows(cls: type) -> None:
     for name, kind in columns_of(cls):
         if not is_optional(cls, name) or isinstance(kind, Shared):

@@ -140,6 +140,18 @@ def test_not_ready_without_any_worker() -> None:
     assert not judge_instance(members(s=RUN, d0=RUN, w0=DEAD, w1=DEAD), was_ready=True).ready
 
 
+def test_an_instance_that_recovers_is_not_ready_and_says_so_before_what_else_is_missing() -> None:
+    verdict = judge_instance(members(s=RUN, d0=RUN, r=RUN, w0=RUN), True, "3 requests continue")
+    assert (verdict.state, verdict.ready, verdict.reason) == ("recovering", False, "3 requests continue")
+    verdict = judge_instance(members(s=RUN, d0=RUN, r=RUN, w0=RUN, w1=DEAD), True, "3 requests continue")
+    assert (verdict.state, verdict.ready) == ("recovering", False)
+    assert verdict.reason == "3 requests continue; w1 is BACKOFF"
+    verdict = judge_instance(members(s=RUN, d0=RUN, r=DEAD, w0=RUN), True, "3 requests continue")
+    assert (verdict.state, verdict.ready) == ("degraded", False)
+    verdict = judge_instance(members(s=RUN, d0=RUN, r=RUN, w0=RUN), False, "3 requests continue")
+    assert (verdict.state, verdict.ready, verdict.reason) == ("starting", False, "3 requests continue")
+
+
 def test_one_detokenizer_of_two_down_is_degraded_but_ready() -> None:
     verdict = judge_instance(members(s=RUN, d0=RUN, d1=DEAD, w0=RUN), was_ready=True)
     assert (verdict.state, verdict.ready) == ("degraded", True)

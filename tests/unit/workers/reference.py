@@ -108,7 +108,7 @@ def expected(request: TokenizedGenerateReqInput, engine: SimulatorEngine) -> Exp
     ids: list[int] = []
     chosen: list[float | None] = []
     while engine.has_work():
-        for output in engine.step():
+        for output in engine.step().all_outputs():
             ids.extend(output.token_ids)
             if output.logprobs is not None:
                 chosen.extend(output.logprobs.chosen)
@@ -144,6 +144,6 @@ def _next_of(
             logprobs=request.logprobs,
         )
     )
-    (output,) = engine.step()
+    (output,) = engine.step().all_outputs()
     engine.abort(1)
     return output.token_ids[0], None if output.logprobs is None else output.logprobs.chosen[0]

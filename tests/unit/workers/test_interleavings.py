@@ -374,12 +374,16 @@ class Interleavings(RuleBasedStateMachine):
         assert len(scheduler._book.queue) == 0
         assert not scheduler._engine.has_work()
         assert not scheduler._emitter.has_unsent()
+        assert scheduler._book.standing == []
+        assert world.current[Role.SCHEDULER, 0].child.slot[SlotWord.RECOVERING] == 0
+        assert scheduler._book.ledger.unsubmitted() == 0
         for (role, _index), life in world.current.items():
             if role is Role.DETOKENIZER:
                 assert len(life.machine._texts) == 0
                 assert life.machine._texts._ended == {}
             if role is Role.TOKENIZER_WORKER:
                 assert life.machine.frontend.live == {}
+                assert life.machine.frontend._aborts._open == {}
                 assert life.child.slot[SlotWord.IN_FLIGHT] == 0
 
 

@@ -168,7 +168,7 @@ def test_a_stop_string_frees_the_slot_and_the_scheduler_keeps_what_the_client_ha
     assert len(record.output_ids) == len(one.sink.ids) + 3
     reports.blocked = False
     world.flow(2)
-    assert record.output_ids == one.sink.ids
+    assert record.output_ids.tolist() == one.sink.ids
     assert scheduler(world)._book.running == {}
     assert not scheduler(world)._engine.has_work()
     one.sink.check_complete()
@@ -359,7 +359,7 @@ def poison(world: World, key: int) -> None:
     step = engine.step
 
     def dying_step() -> Any:
-        if key in engine._running:
+        if key in engine._plain or key in engine._running:
             raise EngineDied
         return step()
 
@@ -778,3 +778,62 @@ def test_a_request_whose_abort_and_last_list_were_lost_is_ended_because_its_rows
     world.flow(int(1.2 / STEP_S))
     assert scheduler(world)._book.running == {}
     assert world.counter(SlotWord.LATE_ROWS) > 0
+
+
+def test_the_wait_for_an_engine_that_is_away_begins_when_it_went(world_of: WorldOf) -> None:
+    world = world_of(max_running_requests=1)
+    running, queued = ask(world, tokens=400), ask(world, tokens=400)
+    world.flow(3)
+    frontend = worker(world).machine.frontend
+    world.clock.now_s += 100.0  # in the queue, behind another
+    away_since_s = world.clock.now_s
+    away = FinishReason(kind="abort", status=503, code="engine_away")
+    late = ask(world, tokens=5)
+    frontend.fail_waiting(10.0, away_since_s, away)
+    world.clock.now_s += 9.9
+    frontend.fail_waiting(10.0, away_since_s, away)
+    assert [one.sink.finish for one in (running, queued, late)] == [None, None, None]
+    world.clock.now_s += 0.2
+    frontend.fail_waiting(10.0, away_since_s, away)
+    assert running.sink.finish is None
+    assert [one.sink.finish.code for one in (queued, late) if one.sink.finish is not None] == ["engine_away"] * 2
+
+
+@pytest.mark.parametrize("word", ["exact", "approximate", "refused"])
+def test_continuing_is_counted_once_or_refused_as_the_engine_declares(world_of: WorldOf, word: str) -> None:
+    world = world_of()
+    drawn = SamplingParams(max_new_tokens=30, temperature=0.7)
+    greedy = ask(world, sampling=SamplingParams(max_new_tokens=30, temperature=0.0))
+    interrupted = [ask(world, n, sampling=drawn) for n in range(2)]
+    world.flow(5)
+    world.kill(Role.SCHEDULER, 0)
+    world.start(Role.SCHEDULER, 0)
+    scheduler(world)._book._capabilities = {**scheduler(world)._book._capabilities, "continue.sampled": word}
+    new = ask(world, 1, sampling=drawn)
+    world.flow(60)
+    check_all([greedy, new])
+    assert world.counter(SlotWord.APPROXIMATE_RESUMES) == {"exact": 0, "approximate": 2, "refused": 0}[word]
+    if word != "refused":
+        check_all(interrupted)
+        return
+    for one in interrupted:
+        assert one.sink.finish is not None
+        assert (one.sink.finish.kind, one.sink.finish.status) == ("error", 500)
+        assert one.sink.finish.code == "cannot_continue"
+        assert "continue.sampled" in str(one.sink.finish.message)
+    assert scheduler(world)._book.ledger.records == {}
+
+
+def test_what_a_pause_took_out_and_cannot_be_continued_ends_with_an_error(world_of: WorldOf) -> None:
+    world = world_of()
+    one = ask(world, tokens=30)
+    world.flow(5)
+    book = scheduler(world)._book
+    book._capabilities = {**book._capabilities, "continue.sampled": "refused"}
+    change(world, paused=True, pause_mode="retract")
+    fresh = ask(world, tokens=5)
+    change(world, paused=False)
+    world.flow(20)
+    assert one.sink.finish is not None
+    assert one.sink.finish.code == "cannot_continue"
+    check_all([fresh])

@@ -20,7 +20,7 @@ from sglmt.messages.frame import FrameWriter, Role
 from sglmt.messages.sampling import FinishReason, TextSpec, TokenLogprobs
 from sglmt.messages.to_detokenizer import BatchEmbeddingOutput
 from sglmt.messages.to_scheduler import TokenizedGenerateReqInput
-from sglmt.messages.to_worker import BatchStrOutput, UnknownRequests
+from sglmt.messages.to_worker import AbortsDone, BatchStrOutput, UnknownRequests
 from sglmt.server_args import ServerArgs
 from sglmt.supervisor.slots import SlotTable
 from sglmt.workers.child import ChildContext
@@ -227,6 +227,8 @@ class WorkerShell:
                 self.frontend.take_embeddings(message)
             elif type(message) is UnknownRequests:
                 self.frontend.take_unknown(message)
+            elif type(message) is AbortsDone:
+                self.frontend.take_aborts_done(message)
             else:
                 self._child.slot.add(SlotWord.UNROUTABLE)
         if housekeeping:
