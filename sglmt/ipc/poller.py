@@ -24,6 +24,7 @@ class Poller:
     """Descriptor → handler. One thread."""
 
     def __init__(self) -> None:
+        self.retrying: set[object] = set()  # who has to try again soon, because no descriptor will tell
         self._epoll = select.epoll()
         self._watched: dict[int, _Watched] = {}
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -35,7 +35,7 @@ class Inbox:
         self._path = _path_of(address)
         self._frames: deque[bytes] = deque()
         self._senders: set[_Sender] = set()
-        self._chunk = bytearray(READ_BYTES)
+        self._chunk = memoryview(bytearray(READ_BYTES))
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
         self._listener.bind(str(self._path))
@@ -95,16 +95,16 @@ class _Sender:
             count = 0
         if not count:
             self.close()  # the peer is gone; the beginning of a frame is of no use
-            return
-        with memoryview(inbox._chunk) as chunk:
-            if self._rest:
-                self._rest += chunk[:count]
-                with memoryview(self._rest) as rest:
-                    used = self._take_frames(rest)
-                del self._rest[:used]
-            else:
-                used = self._take_frames(chunk[:count])
-                self._rest += chunk[used:count]
+        elif not self._rest:
+            chunk = inbox._chunk[:count]
+            used = self._take_frames(chunk)
+            if used < count:
+                self._rest += chunk[used:]
+        else:
+            self._rest += inbox._chunk[:count]
+            with memoryview(self._rest) as rest:
+                used = self._take_frames(rest)
+            del self._rest[:used]
 
     def _take_frames(self, data: memoryview) -> int:
         """Hand over the whole frames in `data`; returns how many bytes they are."""
@@ -218,7 +218,9 @@ class Outbox:
             connection.connect(self._path)
         except OSError:  # not there yet, or not any more: the next `flush` tries again
             connection.close()
+            self._poller.retrying.add(self)
             return None
+        self._poller.retrying.discard(self)
         self._socket = connection
         return connection
 
@@ -241,6 +243,7 @@ class Outbox:
         self.dropped += len(self._backlog)
         self._backlog.clear()
         self._backlog_bytes = 0
+        self._poller.retrying.discard(self)
         self._disconnect()
 
 

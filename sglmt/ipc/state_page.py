@@ -132,6 +132,12 @@ class SlotWord(enum.IntEnum):
 FIRST_COUNTER = SlotWord.REQUESTS_TOTAL
 
 
+# Looked up once: finding a member of an enumeration costs more than writing a word.
+_HEARTBEAT_NS, _PHASE, _PHASE_SINCE_NS = (
+    int(word) for word in (SlotWord.HEARTBEAT_NS, SlotWord.PHASE, SlotWord.PHASE_SINCE_NS)
+)
+
+
 class Slot:
     """One process life's words. `words[SlotWord.X]` reads; only the owner writes."""
 
@@ -155,14 +161,14 @@ class Slot:
 
     def beat(self) -> None:
         """Write the heartbeat: called by the loop that does the work."""
-        self._words[self._base + SlotWord.HEARTBEAT_NS] = time.monotonic_ns()
+        self._words[self._base + _HEARTBEAT_NS] = time.monotonic_ns()
 
     def enter(self, phase: Phase) -> None:
         """Write the phase, since when, and a heartbeat."""
         now_ns = time.monotonic_ns()
-        self._words[self._base + SlotWord.PHASE_SINCE_NS] = now_ns
-        self._words[self._base + SlotWord.HEARTBEAT_NS] = now_ns
-        self._words[self._base + SlotWord.PHASE] = int(phase)
+        self._words[self._base + _PHASE_SINCE_NS] = now_ns
+        self._words[self._base + _HEARTBEAT_NS] = now_ns
+        self._words[self._base + _PHASE] = int(phase)
 
     def values(self) -> list[int]:
         """All words at once."""

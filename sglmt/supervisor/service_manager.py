@@ -69,6 +69,11 @@ class ServiceManager:
             self._status = line
             self._tell(f"STATUS={line}")
 
+    @property
+    def beats_every_s(self) -> float | None:
+        """How often it wants a sign of life; None: not at all."""
+        return self._every_s
+
     def tick(self, now_s: float) -> None:
         """From the supervisor's loop, often: the watchdog's sign of life, and what could not be sent before."""
         if self._every_s is not None and now_s >= self._next_beat_s:

@@ -50,7 +50,7 @@ from sglmt.supervisor.topology import wanted_processes
 from sglmt.supervisor.zygote import Zygote
 
 TICK_S = 0.1
-CALM_TICK_S = 0.25  # while all is well; deaths, signals and commands wake it at once anyway
+CALM_TICK_S = 0.5  # while all is well; deaths, signals and commands wake it at once anyway
 ZYGOTE_LOADS_WITHIN_S = 10.0
 _ENDED = frozenset({State.STOPPED, State.FATAL})
 
@@ -266,7 +266,8 @@ class Supervisor:
 
     def _tick_every_s(self) -> float:
         is_calm = self.verdict.state == "running" and self._stop is None and not self._draining
-        return CALM_TICK_S if is_calm else TICK_S
+        beat_s = self._manager.beats_every_s or CALM_TICK_S
+        return max(TICK_S, min(CALM_TICK_S, beat_s / 2)) if is_calm else TICK_S
 
     def _tick(self, now_s: float) -> None:
         self._manager.tick(now_s)

@@ -7,6 +7,8 @@ from sglmt.messages.frame import MAX_FRAME_BYTES, PREFIX_BYTES, FrameError, Pref
 from sglmt.messages.registry import MESSAGES
 from sglmt.workers.child import ChildContext
 
+_MESSAGES_IN = SlotWord.MESSAGES_IN  # looked up once
+
 
 class FrameReceiver:
     """Decodes frames of one process; a refused frame is counted and logged once per reason."""
@@ -29,7 +31,7 @@ class FrameReceiver:
                 self.refuse(error)
                 return None
             self._head = head
-        self._slot.add(SlotWord.MESSAGES_IN)
+        self._slot.add(_MESSAGES_IN)
         return self._prefix
 
     def message(self, prefix: Prefix, frame: bytes) -> object | None:

@@ -33,6 +33,8 @@ from sglmt.workers.row_text import RowText
 
 LOOK_INTERVAL_S = 0.25
 HELD_TEXTS_INTERVAL_S = 5.0
+# Looked up once: finding a member of an enumeration costs more than most of what is done with it.
+_WORKER, _MESSAGES_OUT, _ROWS_OUT = Scope.WORKER, SlotWord.MESSAGES_OUT, SlotWord.ROWS_OUT
 
 
 class DetokenizerManager:
@@ -72,7 +74,7 @@ class DetokenizerManager:
         prefix = self._receiver.prefix(frame)
         if prefix is None:
             return
-        if prefix.scope == Scope.WORKER:  # a control reply in single mode, passed on untouched
+        if prefix.scope == _WORKER:  # a control reply in single mode, passed on untouched
             life = target_life(prefix)
             if life is None:
                 self._child.slot.add(SlotWord.UNROUTABLE)
@@ -103,12 +105,12 @@ class DetokenizerManager:
         messages = rows = 0
         for life, batch in batches.items():
             index, generation = split_life(life)
-            frame = self._child.writer.frame(kind_of(batch), Scope.WORKER, batch, index, generation)
+            frame = self._child.writer.frame(kind_of(batch), _WORKER, batch, index, generation)
             if self._workers.send(life, frame):
                 messages += 1
                 rows += batch.rows()
-        self._child.slot.add(SlotWord.MESSAGES_OUT, messages)
-        self._child.slot.add(SlotWord.ROWS_OUT, rows)
+        self._child.slot.add(_MESSAGES_OUT, messages)
+        self._child.slot.add(_ROWS_OUT, rows)
 
     def _report(self) -> None:
         """Tell the scheduler what was found."""

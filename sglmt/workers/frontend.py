@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import islice
 from typing import Protocol
 
 from sglmt.delivery.aborts import AskedAborts
@@ -28,8 +29,12 @@ from sglmt.status.metric_words import count_early_end
 from sglmt.workers.child import ChildContext
 from sglmt.workers.live_request import LiveRequest, Sink, Submission
 from sglmt.workers.peers import PeerOutbox
+from sglmt.workers.steady_requests import SteadyRequests
 
 ABORT_WITHIN_S = 10.0
+# Looked up once: finding a member of an enumeration costs more than most of what is done with it.
+_ROWS_IN, _OUTPUT_TOKENS = SlotWord.ROWS_IN, SlotWord.OUTPUT_TOKENS
+_ITL_BUCKETS, _ITL_SUM_US = SlotWord.ITL_BUCKETS, SlotWord.ITL_SUM_US
 
 PlainRow = tuple[int, int, int, int, int, str]
 """(key, attempt, offset, text offset, token id, text) of a row of one token."""
@@ -40,6 +45,23 @@ class OpenStream(Protocol):
 
     def keep_alive(self, now_s: float) -> None:
         """Write a comment when nothing was written for long."""
+
+
+def _check_columns(batch: BatchStrOutput) -> None:
+    """Raise ValueError unless the columns read here speak for the same number of rows. In `Batch.check` all columns
+    are looked at, and most batches have no others."""
+    rows = len(batch.texts)
+    if (
+        len(batch.keys) != 8 * rows
+        or any(len(column) != 4 * rows for column in (batch.attempts, batch.offsets, batch.text_offsets))
+        or batch.output_ids.lengths is not None
+        or len(batch.output_ids.values) != 4 * rows
+        or batch.finish_reasons
+        or batch.output_logprobs
+        or batch.input_logprobs
+        or batch.cached_tokens
+    ):
+        batch.check()
 
 
 def _special_rows(batch: BatchStrOutput) -> Collection[int]:
@@ -77,6 +99,7 @@ class Frontend:
         self._list_clock = ListClock()
         self._gaps: list[tuple[int, int]] = []
         self._aborts = AskedAborts()
+        self._steady = SteadyRequests()
         self.open_streams: set[OpenStream] = set()
 
     # out
@@ -101,6 +124,8 @@ class Frontend:
     def cancel(self, requests: list[LiveRequest]) -> None:
         """Nobody waits for these any more: forget them and free their slots."""
         keys = [request.key for request in requests if self.live.pop(request.key, None) is not None]
+        for request in requests:
+            self._steady.release(request)
         if keys:
             self.slot[SlotWord.IN_FLIGHT] = len(self.live)
             self.slot.add(SlotWord.REQUESTS_ABORTED, len(keys))
@@ -147,25 +172,52 @@ class Frontend:
     def take_batch(self, batch: BatchStrOutput, more_follow: bool = False) -> None:
         """Deliver the rows of one message. Raises ValueError for a malformed one. When `more_follow` at once, sinks
         collect the rows, so that all leave in one write."""
-        batch.check()
+        _check_columns(batch)
+        rows = len(batch.texts)
+        gaps = Tally(self.slot, _ITL_BUCKETS, LATENCY_BUCKETS)
+        special = _special_rows(batch)
+        steady = self._steady.expect(batch, special)
+        if steady:
+            ids = array("I", batch.output_ids.values[: 4 * steady])
+            texts = batch.texts if steady == rows else batch.texts[:steady]
+            now_s = self._clock()
+            gaps.add_many(int((now_s - self._steady.last_token_at_s) * 1e6), steady)
+            self._steady.deliver(ids, texts, now_s, more_follow)
+            self.slot.add(_OUTPUT_TOKENS, steady)
+        if steady < rows:
+            self._take_others(batch, steady, special, gaps, more_follow)
+        gaps.flush()
+        self.slot.add(_ROWS_IN, rows)
+        self.slot.add(_ITL_SUM_US, gaps.sum_us)
+
+    def _take_others(
+        self, batch: BatchStrOutput, first: int, special: Collection[int], gaps: Tally, collect: bool
+    ) -> None:
+        """Deliver the rows from number `first` on."""
         keys: tuple[int, ...] = unpack("Q", batch.keys)
         attempts: tuple[int, ...] = unpack("I", batch.attempts)
         offsets: tuple[int, ...] = unpack("I", batch.offsets)
         text_offsets: tuple[int, ...] = unpack("I", batch.text_offsets)
-        gaps = Tally(self.slot, SlotWord.ITL_BUCKETS, LATENCY_BUCKETS)
-        special = _special_rows(batch)
-        if len(special) < len(keys):
+        for key in keys[first:]:
+            request = self.live.get(key)
+            if request is not None and request.steady:  # it came in another way than expected
+                self._steady.release(request)
+        if len(special) < len(keys) - first:
+            now_s = self._clock()
             ids = _first_ids(batch.output_ids)
-            plain = zip(keys, attempts, offsets, text_offsets, ids, batch.texts, strict=True)
-            rows = self._take_plain_rows(plain, special, gaps, collect=more_follow)
+            plain = islice(zip(keys, attempts, offsets, text_offsets, ids, batch.texts, strict=True), first, None)
+            others = self._take_plain_rows(plain, first, special, gaps, now_s, collect)
+            self._let_join(batch.keys[8 * first : 8 * (others[0] if others else len(keys))], now_s)
         else:
-            rows = list(range(len(keys)))
-        if rows:
-            self._take_rows(batch, rows, keys, attempts, offsets, text_offsets, gaps)
-        gaps.flush()
-        slot = self.slot
-        slot.add(SlotWord.ROWS_IN, len(keys))
-        slot.add(SlotWord.ITL_SUM_US, gaps.sum_us)
+            others = list(range(first, len(keys)))
+        if others:
+            self._take_rows(batch, others, keys, attempts, offsets, text_offsets, gaps)
+
+    def _let_join(self, order: bytes, now_s: float) -> None:
+        """These packed keys, each of a request that has just got one plain token, are expected again."""
+        requests = [self.live[key] for key in unpack("Q", order)]
+        if requests and all(request.measured for request in requests) and len(set(requests)) == len(requests):
+            self._steady.join(order, requests, now_s)
 
     def _take_rows(
         self,
@@ -243,16 +295,21 @@ class Frontend:
         slot.add(SlotWord.OUTPUT_TOKENS, new_tokens)
 
     def _take_plain_rows(
-        self, rows: Iterable[PlainRow], special: Collection[int], gaps: Tally, collect: bool
+        self,
+        rows: Iterable[PlainRow],
+        first: int,
+        special: Collection[int],
+        gaps: Tally,
+        now_s: float,
+        collect: bool,
     ) -> list[int]:
-        """Deliver the rows of one token that continue exactly where their request stands, as nearly all do; returns
-        the numbers of the others, `special` included. The hot loop of a worker."""
+        """Deliver the rows of one token that continue exactly where their request stands; `first` is the number of
+        the first. Returns the numbers of the others, `special` included."""
         live_get = self.live.get
-        now_s = self._clock()
         others: list[int] = []
         new_tokens = 0
         before_s, of_before = now_s, 0  # rows of a step follow rows of one step: their gaps are counted together
-        for row, (key, attempt, offset, text_offset, token_id, text) in enumerate(rows):
+        for row, (key, attempt, offset, text_offset, token_id, text) in enumerate(rows, first):
             request = live_get(key)
             if (
                 request is None
@@ -279,7 +336,7 @@ class Frontend:
             if line is None or collect or not text or not line.write(text, now_s):
                 request.sink.row(request, text, (token_id,), None)
         gaps.add_many(int((now_s - before_s) * 1e6), of_before)
-        self.slot.add(SlotWord.OUTPUT_TOKENS, new_tokens)
+        self.slot.add(_OUTPUT_TOKENS, new_tokens)
         return others
 
     def _take_extras(
@@ -317,6 +374,7 @@ class Frontend:
         finish: FinishReason,
     ) -> None:
         self.live.pop(request.key, None)
+        self._steady.release(request)
         self.slot[SlotWord.IN_FLIGHT] = len(self.live)
         if request.measured:
             self._count_end(request, finish)
@@ -374,6 +432,7 @@ class Frontend:
                 self._resubmit(request)
 
     def _resubmit(self, request: LiveRequest) -> None:
+        self._steady.release(request)
         if not request.budget.spend(request.tokens):
             self.fail(request, "engine_died", "the engine died too often without a new token for this request")
             return
@@ -414,6 +473,7 @@ class Frontend:
         )
 
     def _list(self) -> LiveRequestsReq:
+        self._steady.write_positions()
         keys, attempts, offsets = columns_of_list(
             (request.key, request.attempt, request.tokens) for request in self.live.values()
         )

@@ -44,7 +44,7 @@ class TextLine(Protocol):
 
 
 class LiveRequest:
-    """State of one key. `text_line` is set by its sink."""
+    """State of one key. `text_line` is set by its sink, `steady` by `SteadyRequests`."""
 
     __slots__ = (
         "admitted",
@@ -62,6 +62,7 @@ class LiveRequest:
         "output_ids",
         "prompt_tokens",
         "sink",
+        "steady",
         "submission",
         "submitted_at_s",
         "text_line",
@@ -86,6 +87,7 @@ class LiveRequest:
         self.prompt_tokens = prompt_tokens
         self.sink = sink
         self.text_line: TextLine | None = None
+        self.steady = False
         self.measured = measured
         self.budget = ResubmitBudget(max_resubmits)
         self.output_ids: array[int] = array("I")

@@ -13,8 +13,8 @@ import time
 from sglmt.workers.child import ChildContext
 
 HOUSEKEEPING_INTERVAL_S = 0.05
-HOUSEKEEPING_SLACK_S = 0.025  # it rides on the next wake-up, and causes one of its own only when none comes
-_LONGEST_WAIT_S = 0.25  # the heartbeat is written at least this often
+LONGEST_WAIT_S = 0.15  # housekeeping rides on wake-ups, and causes one of its own only when none comes for so long
+RETRY_WAIT_S = 0.025  # the same while frames are kept for a peer that is not there (housekeeping tries again)
 
 
 class PollLoop:
@@ -32,11 +32,10 @@ class PollLoop:
 
     def wait(self, until_s: float | None) -> None:
         """Sleep until there is something to do, at most until monotonic `until_s` (None: as long as it likes)."""
-        now_s = time.monotonic()
-        wait_s = min(self._next_housekeeping_s + HOUSEKEEPING_SLACK_S - now_s, _LONGEST_WAIT_S)
+        wait_s = RETRY_WAIT_S if self._transport.poller.retrying else LONGEST_WAIT_S
         if until_s is not None:
-            wait_s = min(wait_s, until_s - now_s)
-        self._transport.wait(max(0.0, wait_s))
+            wait_s = min(wait_s, max(0.0, until_s - time.monotonic()))
+        self._transport.wait(wait_s)
         self._slot.beat()
 
     def _take_signals(self) -> None:

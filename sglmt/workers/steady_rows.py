@@ -8,9 +8,6 @@ sleeps between two steps and finds its caches lost, so that each object it touch
 The state of a row is *lent* to this class as long as the row is in here: `next_offset` and `chars` of its `TextState`
 mean nothing then, and giving it back sets them. Whatever comes in another way than expected is not judged here but
 given back.
-
-Packed columns of u32 are added as one large number each: no item carries into the next, because offsets stay far
-below 2³².
 """
 
 from __future__ import annotations
@@ -23,11 +20,11 @@ from typing import Any
 
 from sglmt.delivery.keys import life_of
 from sglmt.messages.columns import RaggedColumn
+from sglmt.messages.packed import ONE_U32, add_u32, common_items, item_u32, ones_u32
 from sglmt.messages.to_detokenizer import BatchTokenIDOutput
 from sglmt.tokenizer.text_stream import RequestText
 
 LENT = -1  # `next_offset` of a state that is lent: no row continues it
-_ONE = b"\x01\x00\x00\x00"  # packed u32
 
 
 class TextState:
@@ -59,7 +56,7 @@ class Lane:
         """`rows` is complete, and not empty."""
         if not self.ones:
             self.pick = _picker(self.rows)
-            self.ones = int.from_bytes(_ONE * len(self.rows), "little")
+            self.ones = ones_u32(len(self.rows))
 
     def place(self, row: int) -> int:
         """Where a steady row is in this lane."""
@@ -127,7 +124,7 @@ class SteadyRows:
             batch.keys.startswith(expected.keys, 2 * at)
             and batch.attempts.startswith(expected.attempts, at)
             and batch.offsets.startswith(expected.offsets, at)
-            and (lengths is None or lengths.startswith(_ONE * len(self.states), at))
+            and (lengths is None or lengths.startswith(ONE_U32 * len(self.states), at))
         ):
             return first
         return None
@@ -157,11 +154,15 @@ class SteadyRows:
         """How many rows of `batch` are as expected, one behind the other, from row `first` on."""
         expected, count = self._all, len(self.states)
         end = first + count
-        matching = _common(expected.keys, batch.keys[8 * first : 8 * end], 8)
-        matching = min(matching, _common(expected.attempts, batch.attempts[4 * first : 4 * end], 4))
-        matching = min(matching, _common(expected.offsets, batch.offsets[4 * first : 4 * end], 4))
+        matching = common_items(expected.keys, batch.keys[8 * first : 8 * end], 8)
+        matching = min(matching, common_items(expected.attempts, batch.attempts[4 * first : 4 * end], 4))
+        matching = min(matching, common_items(expected.offsets, batch.offsets[4 * first : 4 * end], 4))
         lengths = batch.output_ids.lengths
-        return matching if lengths is None else min(matching, _common(_ONE * count, lengths[4 * first : 4 * end], 4))
+        return (
+            matching
+            if lengths is None
+            else min(matching, common_items(ONE_U32 * count, lengths[4 * first : 4 * end], 4))
+        )
 
     # one step
 
@@ -179,7 +180,7 @@ class SteadyRows:
 
     def position(self, row: int) -> tuple[int, int]:
         """(next offset, characters so far) of a row."""
-        return _item(self._all.offsets, row), _item(self._chars, row)
+        return item_u32(self._all.offsets, row), item_u32(self._chars, row)
 
     def text_offsets(self) -> array[int]:
         """Characters before each row."""
@@ -191,10 +192,10 @@ class SteadyRows:
 
     def advance(self, texts: Iterable[str]) -> None:
         """Every row has got one id, and its text."""
-        _add(self._all.offsets, int.from_bytes(_ONE * len(self.states), "little"))
-        _add(self._chars, int.from_bytes(array("I", map(len, texts)), "little"))
+        add_u32(self._all.offsets, ones_u32(len(self.states)))
+        add_u32(self._chars, int.from_bytes(array("I", map(len, texts)), "little"))
         for lane in self.lanes:
-            _add(lane.offsets, lane.ones)
+            add_u32(lane.offsets, lane.ones)
 
     # who comes
 
@@ -274,19 +275,3 @@ def _picker(rows: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
         return itemgetter(*rows)
     (row,) = rows
     return lambda items: items[row : row + 1]
-
-
-def _add(column: bytearray, amounts: int) -> None:
-    """Add a packed u32 column (as one number) to another."""
-    column[:] = (int.from_bytes(column, "little") + amounts).to_bytes(len(column), "little")
-
-
-def _item(column: bytes | bytearray, row: int) -> int:
-    return int.from_bytes(column[4 * row : 4 * row + 4], "little")
-
-
-def _common(one: bytes | bytearray, other: bytes, size: int) -> int:
-    """How many items two packed columns have in common from the beginning on."""
-    count = min(len(one), len(other)) // size
-    differing = int.from_bytes(one[: count * size], "little") ^ int.from_bytes(other[: count * size], "little")
-    return ((differing & -differing).bit_length() - 1) // (8 * size) if differing else count
