@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 HeaderList = list[tuple[bytes, bytes]]
 
-_STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
+_PHRASES = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
+_STATUS_LINES = {status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(100, 600)}
 _BODILESS = (204, 304)
 _LAST_CHUNK = b"0\r\n\r\n"
 

@@ -184,6 +184,21 @@ def test_an_answer_is_one_write() -> None:
     asyncio.run(body())
 
 
+@pytest.mark.parametrize(
+    ("status", "line"),
+    [
+        (404, b"HTTP/1.1 404 Not Found\r\n"),
+        (499, b"HTTP/1.1 499 Client Closed Request\r\n"),
+        (599, b"HTTP/1.1 599 \r\n"),
+    ],
+)
+def test_every_status_has_its_line(status: int, line: bytes) -> None:
+    async def app(exchange: Exchange) -> None:
+        await exchange.answer(status, [(b"content-length", b"1")], b"x")
+
+    assert asyncio.run(Client(app).send(b"GET / HTTP/1.1\r\n\r\n")).startswith(line)
+
+
 def test_the_last_answer_of_a_worker_that_leaves_closes() -> None:
     async def body() -> None:
         client = Client(echo)
