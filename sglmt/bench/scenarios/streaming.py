@@ -120,8 +120,9 @@ def add_cpu_by_role(result: Result, measured: Measured, tokens: int) -> None:
 
 
 def measure_more_workers(bench: Bench, name: str) -> Result:
-    """The same load on 2 and on 8 workers, in turns: what do processes cost that are not needed?"""
-    streams, tokens = 256, 128
+    """The same load on 2 and on 8 workers, in turns: what do processes cost that are not needed? The floor with as many
+    processes tells what part of that no server can do without: each of them wakes up at every step."""
+    streams, tokens, event_bytes = 256, 128, 200
     requests = streams * bench.scaled(4, 1)
     result = Result(name, {"streams": streams, "workers": "2 and 8", "step_ms": STEP_S * 1000, "requests": requests})
     load = Load(API_PATHS["completions"], bench.bodies(name, [streaming_body("completions", tokens)]), streams,
@@ -130,16 +131,21 @@ def measure_more_workers(bench: Bench, name: str) -> Result:
     with (
         Server(bench.runtime_dir, "--workers", "2", "--max-running-requests", "4096") as few,
         Server(bench.runtime_dir, "--workers", "8", "--max-running-requests", "4096") as many,
+        Floor(2, STEP_S, tokens, event_bytes) as floor_of_few,
+        Floor(8, STEP_S, tokens, event_bytes) as floor_of_many,
     ):
         of_few, of_many = few.processes(), many.processes()
         for repeat in range(bench.repeats):
             bench.say(f"{name}: repeat {repeat + 1} of {bench.repeats}")
             two = bench.measure(of_few, few.port, load)
             eight = bench.measure(of_many, many.port, load)
-            measured += [two, eight]
+            bare_two = bench.measure(floor_of_few.processes, floor_of_few.port, load)
+            bare_eight = bench.measure(floor_of_many.processes, floor_of_many.port, load)
+            measured += [two, eight, bare_two, bare_eight]
             result.add("cpu_2_workers", "µs/token", 1e6 * two.total_cpu_s / (requests * tokens))
             result.add("cpu_8_workers", "µs/token", 1e6 * eight.total_cpu_s / (requests * tokens))
             result.add("times_2_workers", "×", eight.total_cpu_s / two.total_cpu_s, at_most(1.10))
+            result.add("floor_times_2_processes", "×", bare_eight.total_cpu_s / bare_two.total_cpu_s)
             result.add("tokens_8_workers", "tok/s", requests * tokens / eight.report.wall_s)
     note_noise(result, measured)
     return result

@@ -196,7 +196,10 @@ def test_every_status_has_its_line(status: int, line: bytes) -> None:
     async def app(exchange: Exchange) -> None:
         await exchange.answer(status, [(b"content-length", b"1")], b"x")
 
-    assert asyncio.run(Client(app).send(b"GET / HTTP/1.1\r\n\r\n")).startswith(line)
+    async def body() -> None:
+        assert (await Client(app).send(b"GET / HTTP/1.1\r\n\r\n")).startswith(line)
+
+    asyncio.run(body())
 
 
 def test_the_last_answer_of_a_worker_that_leaves_closes() -> None:
