@@ -30,7 +30,7 @@ class PlainRuns:
         self._states = array("I")
         self._last_ticks: list[int] = []  # the tick that brings the last id
         self._rows: dict[int, int] = {}  # key → its place in the three columns
-        self._ending: dict[int, list[int]] = {}  # tick → keys whose last id it brings, aborted ones too
+        self._ending: dict[int, list[int]] = {}  # tick → keys whose last id it brings
 
     def __contains__(self, key: int) -> bool:
         return key in self._rows
@@ -48,6 +48,11 @@ class PlainRuns:
         """Forget a request; unknown keys are ignored."""
         row = self._rows.pop(key, None)
         if row is not None:
+            last_tick = self._last_ticks[row]
+            ending = self._ending[last_tick]
+            ending.remove(key)
+            if not ending:
+                del self._ending[last_tick]
             self._close_gap(row)
 
     def clear(self) -> None:
@@ -79,10 +84,7 @@ class PlainRuns:
         """Take out, of the columns and of `ids`, the requests that this tick ends."""
         outputs: list[EngineOutput] = []
         for key in self._ending.pop(self._tick, ()):
-            row = self._rows.get(key)
-            if row is None or self._last_ticks[row] != self._tick:  # aborted, perhaps submitted again since
-                continue
-            del self._rows[key]
+            row = self._rows.pop(key)
             outputs.append(EngineOutput(key, [ids[row]], "length"))
             last_id = ids.pop()
             if row < len(ids):

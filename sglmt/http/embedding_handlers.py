@@ -38,8 +38,17 @@ def embedding_routes() -> dict[tuple[str, str], Handler]:
 
 async def embed(call: Call, parse: Parser) -> None:
     """One embedding request."""
+    refuse_when_draining(call.service)
+    frontend = call.service.frontend
+    frontend.let_in += 1
+    try:
+        await _embed(call, parse)
+    finally:
+        frontend.let_in -= 1
+
+
+async def _embed(call: Call, parse: Parser) -> None:
     service = call.service
-    refuse_when_draining(service)
     limits = service.limits
     body = await call.body()
     limits.require_embeddings()

@@ -103,9 +103,12 @@ class Exchange:
             raise asyncio.CancelledError
 
     def body(self) -> bytes:
-        """What is here of the body. The connection is read on, to hear of a client that leaves."""
-        self.connection.flow.resume_reading()
-        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        """What is here of the body; it is kept no longer. The connection is read on, to hear of a client that leaves,
+        unless other requests wait behind this one."""
+        if self.connection.cycle is self:
+            self.connection.flow.resume_reading()
+        parts, self._parts = self._parts, []
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     # the answer goes out
 

@@ -45,8 +45,17 @@ def generation_routes() -> dict[tuple[str, str], Handler]:
 
 async def generate(call: Call, parse: Parser) -> None:
     """One generation request, streamed or not."""
+    refuse_when_draining(call.service)
+    frontend = call.service.frontend
+    frontend.let_in += 1
+    try:
+        await _generate(call, parse)
+    finally:
+        frontend.let_in -= 1
+
+
+async def _generate(call: Call, parse: Parser) -> None:
     service = call.service
-    refuse_when_draining(service)
     limits = service.limits
     body = await call.body()
     limits.require_generation()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import select
 import socket
@@ -34,6 +35,8 @@ from sglmt.http.errors import ApiError, bad_request, error_body, headers_too_lar
 from sglmt.http.exchange import Exchange
 
 RETRY_ACCEPT_S = 0.003
+RETRY_EXHAUSTED_S = 0.1
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 HANDSHAKE_WITHIN_S = 10.0
 MAX_HEADER_BYTES = 64 * 1024
 ACCEPT_AHEAD_OF_MEAN = 2
@@ -68,7 +71,10 @@ class Connection(HttpToolsProtocol):
         self.client_left = False
         self._idle_since_s = server.loop.time()
         self._head_since_s: float | None = None  # a request's headers are on their way since
+        self._heads_begun = 0
         self._head_bytes = 0
+        self._head_is_over = False
+        self._framing_bytes = 0  # of the body that is coming: what came since its last part
 
     @property
     def write_paused(self) -> bool:
@@ -121,17 +127,24 @@ class Connection(HttpToolsProtocol):
         return self._server.is_leaving
 
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        was_idle = self.cycle is None or not self.cycle.more_body
+        begun = self._heads_begun
+        self._framing_bytes += len(data)  # a part of a body makes it 0 again
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._go_on_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self.send_400_response("the request is not valid HTTP/1.1")
-        if self._head_since_s is None:
-            return
-        self._head_bytes += len(data)
-        if self._head_bytes > MAX_HEADER_BYTES and self._is_between_requests:
-            self._refuse(headers_too_large(MAX_HEADER_BYTES), b"431 Request Header Fields Too Large")
+        if self._head_since_s is not None:
+            if self._heads_begun == begun or (was_idle and self._heads_begun == begun + 1):
+                self._head_bytes += len(data)  # else some of it was a body, or another request
+            if self._head_bytes > MAX_HEADER_BYTES:
+                self._refuse(headers_too_large(MAX_HEADER_BYTES), b"431 Request Header Fields Too Large")
+        elif self._framing_bytes > MAX_HEADER_BYTES and self.cycle is not None and self.cycle.more_body:
+            self.send_400_response("the body's chunk extensions or trailers do not end")
 
     # what the parser finds
 
@@ -140,11 +153,20 @@ class Connection(HttpToolsProtocol):
         self.headers = []
         self.expect_100_continue = False
         self._head_since_s = self._server.loop.time()
+        self._heads_begun += 1
         self._head_bytes = 0
+        self._head_is_over = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or behind the body a trailer, of which nobody here wants to know."""
+        if not self._head_is_over:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Begin to answer, or wait behind the request before this one."""
         self._head_since_s = None
+        self._head_is_over = True
+        self._framing_bytes = 0
         if self._offers_upgrade():
             return
         parser, before = self.parser, self.cycle
@@ -153,7 +175,10 @@ class Connection(HttpToolsProtocol):
             parser.get_method().decode("ascii"),
             path_of(self.url),
             self.headers,
-            keep_alive=parser.get_http_version() != "1.0" and parser.should_keep_alive(),
+            # What follows a request to upgrade is not HTTP, or its body: nothing is read of it as a request.
+            keep_alive=parser.get_http_version() != "1.0"
+            and parser.should_keep_alive()
+            and not parser.should_upgrade(),
             expects=self.expect_100_continue,
         )
         if before is None or before.response_complete:
@@ -163,6 +188,7 @@ class Connection(HttpToolsProtocol):
             self._waiting.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
+        self._framing_bytes = 0
         exchange = self.cycle
         if exchange is None or exchange.response_complete:
             return
@@ -180,9 +206,10 @@ class Connection(HttpToolsProtocol):
         self._idle_since_s = self._server.loop.time()
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
-        if self._waiting:
+        if self._waiting:  # as long as requests wait no others are read
             self._server.begin(self._waiting.popleft())
+        else:
+            self.flow.resume_reading()
 
     def _offers_upgrade(self) -> bool:
         """Whether the request would also be content with another protocol, such as HTTP/2: it gets HTTP/1.1."""
@@ -194,10 +221,13 @@ class Connection(HttpToolsProtocol):
         if not self._offers_upgrade():
             return
         dropped = (b"upgrade", b"connection", b"http2-settings")
-        head = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
+        version = self.parser.get_http_version().encode()
+        head = [self.parser.get_method(), b" ", self.url, b" HTTP/", version, b"\r\n"]
         for name, value in self.headers:
             if name not in dropped:
                 head += [name, b": ", value, b"\r\n"]
+            elif name == b"connection" and b"close" in value.lower():
+                head.append(b"connection: close\r\n")
         self.parser = httptools.HttpRequestParser(self)
         self.data_received(b"".join([*head, b"\r\n", rest]))
 
@@ -401,8 +431,10 @@ class HttpServer:
         self._held_back_since_s = None
         try:
             connection, _ = self._listener.accept()
-        except OSError:
-            return  # another worker was faster, or the client left again
+        except OSError as error:  # another worker was faster, or the client left again
+            if error.errno in _EXHAUSTED:
+                self._pause_accepting(RETRY_EXHAUSTED_S)
+            return
         connection.setblocking(False)
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -438,12 +470,12 @@ class HttpServer:
         own, mean = self._recent_accepts()
         return own <= mean + RECENT_AHEAD_OF_MEAN
 
-    def _pause_accepting(self) -> None:
+    def _pause_accepting(self, for_s: float = RETRY_ACCEPT_S) -> None:
         """The others are to take this one; look again soon (the socket stays readable until someone does)."""
         if self._held_back_since_s is None:
             self._held_back_since_s = self.loop.time()
         self.loop.remove_reader(self._listener.fileno())
-        self.loop.call_later(RETRY_ACCEPT_S, self._resume_accepting)
+        self.loop.call_later(for_s, self._resume_accepting)
 
     def _resume_accepting(self) -> None:
         if self._accepting:

@@ -58,7 +58,7 @@ class Inbox:
                 connection, _ = self._listener.accept()
                 connection.setblocking(False)
                 self._senders.add(_Sender(self, connection))
-        except BlockingIOError:
+        except OSError:  # nobody else, or no descriptor is left: then it is tried again
             pass
 
     def _forget(self, sender: _Sender) -> None:
@@ -211,13 +211,15 @@ class Outbox:
         return False
 
     def _connect(self) -> socket.socket | None:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.setblocking(False)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        connection: socket.socket | None = None
         try:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.setblocking(False)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             connection.connect(self._path)
-        except OSError:  # not there yet, or not any more: the next `flush` tries again
-            connection.close()
+        except OSError:  # not there yet, or not any more, or no descriptor is left: the next `flush` tries again
+            if connection is not None:
+                connection.close()
             self._poller.retrying.add(self)
             return None
         self._poller.retrying.discard(self)

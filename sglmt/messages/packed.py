@@ -29,3 +29,11 @@ def common_items(one: bytes | bytearray, other: bytes | bytearray, size: int) ->
     count = min(len(one), len(other)) // size
     differing = int.from_bytes(one[: count * size], "little") ^ int.from_bytes(other[: count * size], "little")
     return ((differing & -differing).bit_length() - 1) // (8 * size) if differing else count
+
+
+def find_item(column: bytes | bytearray, item: bytes) -> int:
+    """The row of a packed column that holds `item`, -1 when none does."""
+    at = column.find(item)
+    while at % len(item) and at >= 0:
+        at = column.find(item, at + 1)
+    return at // len(item)

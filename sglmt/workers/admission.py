@@ -13,9 +13,11 @@ from collections import deque
 
 from sglmt.delivery.ledger import Record
 
+_FEW = 64  # discarded entries that are not worth a look
+
 
 class AdmissionQueue:
-    """Waiting requests. Removal is lazy: a discarded key is skipped when its turn comes."""
+    """Waiting requests. Removal is lazy: a discarded key is skipped when its turn comes, or left out when most are."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, bool, int, Record]] = []
@@ -38,12 +40,19 @@ class AdmissionQueue:
     def discard(self, key: int) -> None:
         """Forget a waiting request."""
         self.waiting.pop(key, None)
+        if len(self._heap) + len(self._suspects) > 2 * len(self.waiting) + _FEW:
+            self._heap = [entry for entry in self._heap if self._waits(entry[-1])]
+            heapq.heapify(self._heap)
+            self._suspects = deque(entry for entry in self._suspects if self._waits(entry[-1]))
+
+    def _waits(self, record: Record) -> bool:
+        return self.waiting.get(record.key) is record
 
     def pop(self) -> Record | None:
         """The next ordinary request; None when there is none, or a suspect was here before it."""
         while self._heap:
             _, is_new, sequence, record = self._heap[0]
-            if self.waiting.get(record.key) is record:
+            if self._waits(record):
                 if is_new and self._first_suspect_came_before(sequence):
                     return None
                 del self.waiting[record.key]
@@ -53,7 +62,7 @@ class AdmissionQueue:
         return None
 
     def _first_suspect_came_before(self, sequence: int) -> bool:
-        while self._suspects and self.waiting.get(self._suspects[0][1].key) is not self._suspects[0][1]:
+        while self._suspects and not self._waits(self._suspects[0][1]):
             self._suspects.popleft()
         return bool(self._suspects) and self._suspects[0][0] < sequence
 
@@ -61,7 +70,7 @@ class AdmissionQueue:
         """The next suspect, None when there is none."""
         while self._suspects:
             record = self._suspects.popleft()[1]
-            if self.waiting.get(record.key) is record:
+            if self._waits(record):
                 del self.waiting[record.key]
                 return record
         return None

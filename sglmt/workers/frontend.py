@@ -94,6 +94,7 @@ class Frontend:
         self.life = make_life(child.index, child.generation)
         self._counter = 0
         self.live: dict[int, LiveRequest] = {}
+        self.let_in = 0  # requests that handlers work on, before anything of them is in `live` and behind it
         next_hop = Role.ROUTER if child.args.mode == "multi" else Role.SCHEDULER
         self._peer = PeerOutbox(child, next_hop, 0)
         self._list_clock = ListClock()
@@ -245,6 +246,7 @@ class Frontend:
                 slot.add(SlotWord.LATE_ROWS)
                 self._list_clock.mark_late_row()
                 continue
+            self._steady.release(request)  # its first row of this batch may just have made it steady
             start, end = bounds[row], bounds[row + 1]
             text = texts[row]
             if (
@@ -351,7 +353,8 @@ class Frontend:
         """Columns few rows have. True when the row has been delivered here."""
         if row in batch.cached_tokens:
             request.cached_tokens = batch.cached_tokens[row]
-        if row in batch.input_logprobs:
+        if row in batch.input_logprobs and not request.has_input_logprobs:  # a replay brings them again
+            request.has_input_logprobs = True
             request.input_logprobs = batch.input_logprobs[row]
         logprobs = batch.output_logprobs.get(row)
         if logprobs is not None and skip_tokens:

@@ -55,6 +55,7 @@ class LiveRequest:
         "choice",
         "embedding",
         "first_token_at_s",
+        "has_input_logprobs",
         "input_logprobs",
         "key",
         "last_token_at_s",
@@ -95,6 +96,7 @@ class LiveRequest:
         self.chars = 0
         self.admitted = False
         self.cached_tokens = 0
+        self.has_input_logprobs = False  # they came; a stream's sink takes them from here
         self.input_logprobs: TokenLogprobs | None = None
         self.embedding: tuple[float, ...] | None = None
         self.submitted_at_s = now_s

@@ -53,7 +53,16 @@ class SteadyRequests:
         if not self._requests:
             return 0
         plain = min(special) if special else len(batch.keys) // 8
-        if plain < len(self._requests) or not self._matches(batch):
+        if plain >= len(self._requests) and self._matches(batch):
+            return len(self._requests)
+        present = set(unpack("Q", batch.keys[: 8 * plain]))
+        absent = [row for row, request in enumerate(self._requests) if request.key not in present]
+        if len(absent) == len(self._requests):
+            return 0  # nothing but others, requests that begin above all: those in here pause
+        if 2 * len(absent) > len(self._requests):
+            self.give_back()
+        else:
+            self._remove(absent)
             self._keep_what_matches(batch, plain)
         return len(self._requests)
 
@@ -66,10 +75,7 @@ class SteadyRequests:
         )
 
     def _keep_what_matches(self, batch: BatchStrOutput, plain: int) -> None:
-        """Give back those that did not come and, behind the first that came otherwise, all; if the rest is small,
-        everything."""
-        present = set(unpack("Q", batch.keys[: 8 * plain]))
-        self._remove([row for row, request in enumerate(self._requests) if request.key not in present])
+        """Give back all from the first on that came otherwise; if the rest is small, everything."""
         matching = min(
             plain,
             common_items(self._keys, batch.keys, 8),

@@ -20,7 +20,7 @@ from typing import Any
 
 from sglmt.delivery.keys import life_of
 from sglmt.messages.columns import RaggedColumn
-from sglmt.messages.packed import ONE_U32, add_u32, common_items, item_u32, ones_u32
+from sglmt.messages.packed import ONE_U32, add_u32, common_items, find_item, item_u32, ones_u32
 from sglmt.messages.to_detokenizer import BatchTokenIDOutput
 from sglmt.tokenizer.text_stream import RequestText
 
@@ -147,8 +147,8 @@ class SteadyRows:
 
     def _first(self, batch: BatchTokenIDOutput) -> int | None:
         """The row of `batch` that has the first key of those in here."""
-        row, rest = divmod(batch.keys.find(self._all.keys[:8]), 8)
-        return row if self.states and not rest else None
+        row = find_item(batch.keys, bytes(self._all.keys[:8])) if self.states else -1
+        return row if row >= 0 else None
 
     def _matching(self, batch: BatchTokenIDOutput, first: int) -> int:
         """How many rows of `batch` are as expected, one behind the other, from row `first` on."""
@@ -251,8 +251,8 @@ class SteadyRows:
 
     def discard(self, keys: Iterable[bytes]) -> None:
         """Give back the rows of these packed keys, where they have one."""
-        found = [divmod(self._all.keys.find(key), 8) for key in keys]
-        self.remove(sorted(row for row, rest in found if row >= 0 and not rest))
+        found = {find_item(self._all.keys, key) for key in keys}
+        self.remove(sorted(found - {-1}))
 
     def keep_only(self, keys: Collection[int]) -> None:
         """Give back the rows of other keys."""

@@ -172,6 +172,7 @@ class TokenizerWorker:
             await asyncio.sleep(BUSY_TICK_S if self.frontend.unsent_bytes else self._until_tick_s())
             if self.frontend.unsent_bytes or self._tick_is_due():
                 self._tick()
+                self._timer_ticked_at_s = self._ticked_at_s
             now_s = time.monotonic()
             if now_s >= next_report_s:
                 next_report_s = now_s + REPORT_S
@@ -288,7 +289,7 @@ class TokenizerWorker:
         otherwise_s = time.monotonic() + self.args.drain_timeout
         await self._move_clients_over(otherwise_s)
         self._server.close_idle()
-        while self.frontend.live:
+        while self.frontend.live or self.frontend.let_in:
             if time.monotonic() >= self._child.drain_deadline_s(otherwise_s):
                 self.frontend.end_all(
                     FinishReason(

@@ -90,3 +90,13 @@ def test_nothing_stays_of_requests_that_have_ended(allowed: list[int]) -> None:
     for _ in range(7):
         runs.advance()
     assert (runs.keys, list(runs._states), runs._last_ticks, runs._rows, runs._ending) == ([], [], [], {}, {})
+
+
+def test_nothing_is_kept_of_a_request_that_was_taken_out() -> None:
+    runs = PlainRuns(GAPPED)
+    for key in range(100):
+        runs.add(key, key, 1000 + key % 3)
+    for key in range(100):
+        runs.discard(key)
+    assert not runs._ending
+    assert not runs.keys

@@ -158,6 +158,104 @@ def test_what_is_sent_is_answered_however_it_is_cut(sent: bytes, written: bytes,
     assert talk(echo, *(sent[place : place + 1] for place in range(len(sent)))) == (written, closes)
 
 
+def test_as_long_as_requests_wait_no_others_are_read() -> None:
+    """Each read may bring thousands, and each answer takes one away."""
+
+    async def body() -> None:
+        client = Client(echo)
+        client.connection.data_received(request(b"GET", b"/") * 50)
+        assert not client.reading
+        while len(client.connection._waiting) > 1:
+            assert not client.reading
+            await asyncio.sleep(0)
+        await settle()
+        assert client.reading
+        assert client.written.count(b"200 OK") == 50
+
+    asyncio.run(body())
+
+
+def test_trailers_are_not_headers() -> None:
+    seen: list[list[tuple[bytes, bytes]]] = []
+
+    async def app(exchange: Exchange) -> None:
+        await echo(exchange)
+        seen.append(exchange.headers)
+
+    sent = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\nauthorization: b\r\n\r\n"
+    assert talk(app, sent) == (answered(b"POST / a"), False)
+    assert [name for name, _ in seen[0]] == [b"host", b"transfer-encoding"]
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "endless"),
+    [
+        (CHUNKED + b"0\r\n", b"a: b\r\n" * 1000),  # trailers
+        (CHUNKED + b"0\r\na: ", b"b" * 10_000),  # one trailer
+        (CHUNKED + b"1;", b"x" * 10_000),  # a chunk's extension
+        (b"GET / HTTP/1.1\r\nhost: x\r\n", b"a: b\r\n" * 1000),
+        (request(b"GET", b"/slow") + b"GET / HTTP/1.1\r\n", b"a: b\r\n" * 1000),  # behind a request that runs
+    ],
+)
+def test_what_has_no_end_is_ended(begin: bytes, endless: bytes) -> None:
+    async def slow(exchange: Exchange) -> None:
+        if exchange.path == "/slow":
+            await asyncio.Event().wait()
+        await echo(exchange)
+
+    async def body() -> None:
+        client = Client(slow)
+        await client.send(begin)
+        for _ in range(20):
+            if not client.closed:
+                await client.send(endless)
+        assert client.closed
+        await client.leave()
+
+    asyncio.run(body())
+
+
+def test_a_long_body_that_nobody_reads_is_no_long_head() -> None:
+    async def refuses(exchange: Exchange) -> None:
+        await exchange.answer(401 if exchange.path == "/a" else 200, [(b"content-length", b"0")], b"")
+
+    first = request(b"POST", b"/a", b"x" * 200_000)
+    second = request(b"GET", b"/b")
+    written, closed = talk(refuses, first[:100], first[100:] + second[:20], second[20:])
+    assert written.count(b"HTTP/1.1 ") == 2
+    assert b"200 OK" in written
+    assert not closed
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /x HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\ncontent-length: 30\r\n\r\n",
+        b"CONNECT a:1 HTTP/1.1\r\nhost: x\r\n\r\n",
+    ],
+)
+def test_nothing_behind_a_request_to_upgrade_is_a_request(head: bytes) -> None:
+    async def refuses(exchange: Exchange) -> None:
+        await exchange.answer(421, [(b"content-length", b"0")], b"")
+
+    written, closed = talk(refuses, head, b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert closed
+    assert written.count(b"HTTP/1.1 ") <= 1
+
+
+def test_a_body_is_kept_no_longer_than_it_is_needed() -> None:
+    async def body() -> None:
+        client = Client(echo)
+        await client.send(request(b"POST", b"/", b"x" * 1000))
+        assert client.connection.cycle is not None
+        assert client.connection.cycle._parts == []
+
+    asyncio.run(body())
+
+
 @pytest.mark.parametrize("target", [b"http://x", b"x:1"])
 def test_a_target_without_a_path_is_no_request(target: bytes) -> None:
     written, closed = talk(echo, b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % target)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sglmt.delivery.keys import make_key, make_life
 from sglmt.messages.columns import RaggedColumn, pack
-from sglmt.messages.sampling import FinishReason, SamplingParams, TextSpec
+from sglmt.messages.sampling import FinishReason, SamplingParams, TextSpec, TokenLogprobs
 from sglmt.messages.to_scheduler import TokenizedGenerateReqInput
 from sglmt.messages.to_worker import BatchStrOutput
 from sglmt.workers.frontend import Frontend
@@ -157,8 +157,12 @@ def histories(draw: st.DrawFn) -> list[Any]:
                 row = (number, 0 if kind == "old" else 1, offset, chars, ids, text, finish)
                 (plain if kind == "go on" or draw(st.booleans()) else last).append(row)
                 if kind == "twice":
-                    last.append((number, 1, offset + 1, chars + len(text), [9], "t", None))
+                    ids = draw(st.sampled_from([[9], [9, 10]]))
+                    end = FinishReason(kind="stop") if draw(st.booleans()) else None
+                    last.append((number, 1, offset + 1, chars + len(text), ids, "t", end))
                     offset, chars, text = offset + 1, chars + len(text), "t"
+                    if end is not None:
+                        gone.add(number)
                 if kind == "finish":
                     gone.add(number)
                 if kind in ("go on", "two", "none", "finish", "twice"):
@@ -232,6 +236,41 @@ def test_only_who_does_not_come_is_given_back() -> None:
     assert [request.steady for request in made.live.values()] == [True, True, False, True, True, True]
     paused = made.live[make_key(LIFE, 3)]
     assert (paused.tokens, paused.output_ids.tolist()) == (5, [2, 102, 202, 302, 402])
+
+
+def test_a_second_row_in_the_batch_that_makes_a_request_steady() -> None:
+    made, logs = frontend(True, [True] * REQUESTS, [])
+    for step in range(5):
+        made.take_batch(batch_of(going_on(step, range(REQUESTS - 1))))
+        made.take_batch(batch_of(going_on(step, [REQUESTS - 1])))
+    rows = [*going_on(5, range(REQUESTS)), (REQUESTS - 1, 1, 6, 6, [7, 8], "yz", None)]
+    made.take_batch(batch_of(rows))
+    request = made.live[make_key(LIFE, REQUESTS)]
+    assert (request.tokens, request.chars) == (8, 8)
+    made.take_batch(batch_of([(REQUESTS - 1, 1, 8, 8, [9], "!", None)]))
+    assert "".join(logs[-1].texts) == "xxxxxxyz!"
+
+
+def test_a_batch_of_others_changes_nothing() -> None:
+    made, _ = steady_frontend(5)
+    made.cancel([made.live[make_key(LIFE, REQUESTS)]])
+    made.take_batch(batch_of(going_on(5, range(REQUESTS - 1))))
+    assert len(made._steady) == REQUESTS - 1
+    made.take_batch(batch_of([(REQUESTS - 1, 1, 5, 5, [], "", None)]))  # as one that has just been admitted
+    assert len(made._steady) == REQUESTS - 1
+
+
+def test_log_probabilities_of_the_prompt_come_once() -> None:
+    made, _ = frontend(True, [True], [])
+    request = made.live[make_key(LIFE, 1)]
+    seen: list[object] = []
+    for ids in ([1], [1, 2], [1, 2, 3]):  # each a replay from the first id on
+        batch = batch_of([(0, 1, 0, 0, ids, "x" * len(ids), None)])
+        batch.input_logprobs = {0: TokenLogprobs(chosen=[-1.0])}
+        made.take_batch(batch)
+        seen.append(request.input_logprobs)
+        request.input_logprobs = None  # a stream's sink has taken them
+    assert [value is not None for value in seen] == [True, False, False]
 
 
 def test_who_ends_leaves_and_who_is_new_joins() -> None:

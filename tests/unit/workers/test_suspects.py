@@ -179,3 +179,15 @@ def test_everything_that_waits_has_its_turn_once(steps: list[tuple[int, int, boo
     while (popped := queue.pop() or queue.pop_suspect()) is not None:
         came.append(popped)
     assert sorted(came, key=lambda one: one.key) == [waiting[key] for key in sorted(waiting)]
+
+
+@pytest.mark.parametrize("suspect", [False, True])
+def test_discarded_requests_are_not_kept_while_nobody_is_admitted(suspect: bool) -> None:
+    queue = AdmissionQueue()
+    waiting = Record(1, 1, "a", 1, None, [])
+    queue.push(waiting, 0, suspect)
+    for key in range(2, 1000):
+        queue.push(Record(key, 1, str(key), key, None, []), 0, suspect)
+        queue.discard(key)
+    assert len(queue._heap) + len(queue._suspects) < 100
+    assert (queue.pop_suspect() if suspect else queue.pop()) is waiting
