@@ -11,7 +11,7 @@ import asyncio
 import time
 import traceback
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from sglmt.http.access import Access, HeaderList, is_websocket
 from sglmt.http.errors import (
@@ -255,7 +255,17 @@ class App:
             call.connection.transport.abort()
 
 
-def refuse_when_draining(service: Service) -> None:
-    """Raise ApiError 503 for a new request during the drain."""
+P = TypeVar("P")
+
+
+async def let_in(call: Call, serve: Callable[[Call, P], Awaitable[None]], parse: P) -> None:
+    """Serve a request for the engine: refused with ApiError 503 during a drain, which waits for those let in before."""
+    service = call.service
     if service.is_draining:
         raise unavailable("the server is shutting down; send the request elsewhere", code="draining")
+    frontend = service.frontend
+    frontend.let_in += 1
+    try:
+        await serve(call, parse)
+    finally:
+        frontend.let_in -= 1

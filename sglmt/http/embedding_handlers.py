@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from sglmt.http.app import Call, Handler, refuse_when_draining
+from sglmt.http.app import Call, Handler, let_in
 from sglmt.http.embedding import EmbeddingContext, EmbeddingRequest, EmbeddingResult, EmbeddingRow, EmbeddingSink
 from sglmt.http.errors import bad_field, context_too_long
 from sglmt.http.limits import ModelLimits
@@ -38,13 +38,7 @@ def embedding_routes() -> dict[tuple[str, str], Handler]:
 
 async def embed(call: Call, parse: Parser) -> None:
     """One embedding request."""
-    refuse_when_draining(call.service)
-    frontend = call.service.frontend
-    frontend.let_in += 1
-    try:
-        await _embed(call, parse)
-    finally:
-        frontend.let_in -= 1
+    await let_in(call, _embed, parse)
 
 
 async def _embed(call: Call, parse: Parser) -> None:

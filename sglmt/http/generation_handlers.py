@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from sglmt.http.app import Call, Handler, refuse_when_draining
+from sglmt.http.app import Call, Handler, let_in
 from sglmt.http.errors import from_finish
 from sglmt.http.formatting import ChoiceResult, ChoiceUsage, FormatContext, Formatter
 from sglmt.http.generation import GenerationRequest
@@ -45,13 +45,7 @@ def generation_routes() -> dict[tuple[str, str], Handler]:
 
 async def generate(call: Call, parse: Parser) -> None:
     """One generation request, streamed or not."""
-    refuse_when_draining(call.service)
-    frontend = call.service.frontend
-    frontend.let_in += 1
-    try:
-        await _generate(call, parse)
-    finally:
-        frontend.let_in -= 1
+    await let_in(call, _generate, parse)
 
 
 async def _generate(call: Call, parse: Parser) -> None:

@@ -17,15 +17,17 @@ from sglmt.ipc.addresses import ipc_address
 from sglmt.ipc.socket_mapping import SocketMapping
 from sglmt.ipc.state_page import Phase, SlotWord
 from sglmt.messages.columns import Batch, pack
-from sglmt.messages.frame import Prefix, Role, Scope
+from sglmt.messages.frame import FrameError, Prefix, Role, Scope
 from sglmt.messages.registry import kind_of
 from sglmt.messages.to_detokenizer import BatchEmbeddingOutput, BatchTokenIDOutput, ForgetRequests
 from sglmt.messages.to_scheduler import HeldTextsReq, ResumeReq
+from sglmt.messages.to_worker import BatchStrOutput
 from sglmt.tokenizer.loading import load_tokenizer
 from sglmt.tokenizer.model_info import ModelInfo
 from sglmt.workers.child import ChildContext
 from sglmt.workers.control_follower import ControlFollower
 from sglmt.workers.counters import FrameReceiver
+from sglmt.workers.oversized import smaller
 from sglmt.workers.peers import PeerOutbox, target_life, worker_is_dead
 from sglmt.workers.poll_loop import PollLoop
 from sglmt.workers.preloaded import Preloaded
@@ -104,13 +106,21 @@ class DetokenizerManager:
         """Send every worker life its batch."""
         messages = rows = 0
         for life, batch in batches.items():
-            index, generation = split_life(life)
-            frame = self._child.writer.frame(kind_of(batch), _WORKER, batch, index, generation)
-            if self._workers.send(life, frame):
-                messages += 1
+            sent = [self._workers.send(life, frame) for frame in self._frames(life, batch)]
+            messages += sum(sent)
+            if all(sent):
                 rows += batch.rows()
         self._child.slot.add(_MESSAGES_OUT, messages)
         self._child.slot.add(_ROWS_OUT, rows)
+
+    def _frames(self, life: int, batch: Batch) -> list[bytearray]:
+        """The frame of a batch, or those of its parts when it is longer than a frame may be."""
+        try:
+            return [self._child.writer.frame(kind_of(batch), _WORKER, batch, *split_life(life))]
+        except FrameError:
+            if not isinstance(batch, BatchStrOutput):
+                raise
+            return [frame for part in smaller(batch) for frame in self._frames(life, part)]
 
     def _report(self) -> None:
         """Tell the scheduler what was found."""

@@ -18,12 +18,13 @@ from collections.abc import Mapping, Sequence
 from sglmt.delivery.ledger import Record
 from sglmt.ipc.state_page import SlotWord
 from sglmt.messages.columns import RaggedColumn, pack, pack_ragged
-from sglmt.messages.frame import Role, Scope
+from sglmt.messages.frame import FrameError, Role, Scope
 from sglmt.messages.registry import kind_of
 from sglmt.messages.sampling import FinishReason, TextSpec, TokenLogprobs
 from sglmt.messages.to_detokenizer import BatchEmbeddingOutput, BatchTokenIDOutput, ForgetRequests
 from sglmt.messages.to_scheduler import TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
 from sglmt.workers.child import ChildContext
+from sglmt.workers.oversized import smaller
 from sglmt.workers.peers import PeerOutbox
 
 HOLD_BACKLOG_BYTES = 256 * 1024  # above this, rows wait in their records and grow longer instead
@@ -247,7 +248,15 @@ class Emitter:
     def _send_message(
         self, peer: PeerOutbox, message: BatchTokenIDOutput | BatchEmbeddingOutput | ForgetRequests
     ) -> None:
-        peer.send(self._child.writer.frame(kind_of(message), _PEER, message))
+        try:
+            frame = self._child.writer.frame(kind_of(message), _PEER, message)
+        except FrameError:
+            if not isinstance(message, BatchTokenIDOutput):
+                raise
+            for part in smaller(message):
+                self._send_message(peer, part)
+            return
+        peer.send(frame)
         self._child.slot.add(_MESSAGES_OUT)
 
     def has_unsent(self) -> bool:

@@ -84,6 +84,23 @@ def test_every_detokenizer_gets_work_whatever_the_number_of_workers(world_of: Wo
     assert min(rows) >= 0.5 * max(rows) > 0
 
 
+def test_a_row_longer_than_a_frame_costs_its_request_only(world_of: WorldOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = world_of(detokenizers=1)
+    world.flow(5)
+    monkeypatch.setattr("sglmt.messages.frame.MAX_FRAME_BYTES", 1500)
+    many = LogprobSpec(prompt_from=0, token_ids=tuple(range(200)))
+    few = LogprobSpec(token_ids=tuple(range(20)))
+    huge = [ask(world, n, logprobs=many) for n in (0, 1)]
+    others = [ask(world, n % 2, logprobs=few) for n in range(8)] + [ask(world, n % 2) for n in range(8)]
+    world.flow(40)
+    check_all(others)
+    for one in huge:
+        assert one.sink.finish is not None
+        assert (one.sink.finish.kind, one.sink.finish.code) == ("error", "answer_too_large")
+    world.flow(60)
+    assert scheduler(world)._book.ledger.records == {}
+
+
 def test_one_message_a_worker_and_step(world_of: WorldOf) -> None:
     world = world_of(detokenizers=1)
     asked = [ask(world, n % 2, tokens=5, prompt=1 + n % 12) for n in range(20)]

@@ -92,7 +92,7 @@ def frontend(steady: bool, lines: list[bool], refuses: list[bool]) -> tuple[Fron
     )
     made = Frontend(child)
     if not steady:
-        made._steady = NeverSteady()
+        made.rows.steady = NeverSteady()
     logs = [Log(has_line, list(refuses)) for has_line in lines]
     for number, log in enumerate(logs):
         submission = TokenizedGenerateReqInput(
@@ -189,7 +189,7 @@ def play(made: Frontend, logs: list[Log], steps: list[Any]) -> list[Any]:
                 made._resubmit(request)
                 seen.append((request.attempt, request.output_ids.tolist()))
         seen.append([list(log.texts) for log in logs])
-    made._steady.give_back()
+    made.rows.steady.give_back()
     for request in made.live.values():
         assert not request.steady
         seen.append((request.key, request.tokens, request.chars, request.attempt, request.output_ids.tolist()))
@@ -221,9 +221,9 @@ def steady_frontend(steps: int) -> tuple[Frontend, list[Log]]:
 
 def test_an_order_that_repeats_makes_requests_steady() -> None:
     made, logs = steady_frontend(2)
-    assert len(made._steady) == 0
+    assert len(made.rows.steady) == 0
     made, logs = steady_frontend(3)
-    assert len(made._steady) == REQUESTS
+    assert len(made.rows.steady) == REQUESTS
     assert all(request.steady for request in made.live.values())
     made.take_batch(batch_of(going_on(3, range(REQUESTS))))
     assert logs[0].texts == ["x"] * 4
@@ -255,9 +255,9 @@ def test_a_batch_of_others_changes_nothing() -> None:
     made, _ = steady_frontend(5)
     made.cancel([made.live[make_key(LIFE, REQUESTS)]])
     made.take_batch(batch_of(going_on(5, range(REQUESTS - 1))))
-    assert len(made._steady) == REQUESTS - 1
+    assert len(made.rows.steady) == REQUESTS - 1
     made.take_batch(batch_of([(REQUESTS - 1, 1, 5, 5, [], "", None)]))  # as one that has just been admitted
-    assert len(made._steady) == REQUESTS - 1
+    assert len(made.rows.steady) == REQUESTS - 1
 
 
 def test_log_probabilities_of_the_prompt_come_once() -> None:
@@ -280,12 +280,12 @@ def test_who_ends_leaves_and_who_is_new_joins() -> None:
     assert logs[5].end == "stop 6 6 y"
     assert logs[5].ids == [5, 105, 205, 305, 405, 505]
     made.take_batch(batch_of(going_on(6, [0, 1, 2, 3, 4])))
-    assert len(made._steady) == 5
+    assert len(made.rows.steady) == 5
 
 
 @pytest.mark.parametrize("steps", [MAX_STEPS - 1, MAX_STEPS + 5, 3 * MAX_STEPS])
 def test_ids_are_written_into_their_requests_now_and_then(steps: int) -> None:
     made, _ = steady_frontend(steps)
-    made._steady.give_back()
+    made.rows.steady.give_back()
     for number, request in enumerate(made.live.values()):
         assert request.output_ids == array("I", [100 * step + number for step in range(steps)])
