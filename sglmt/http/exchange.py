@@ -23,6 +23,11 @@ _BODILESS = (204, 304)
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
+def chunk_of(data: bytes) -> bytes:
+    """`data` as one chunk of a body; nothing for no data, which would be the end of it."""
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+
+
 class Exchange:
     """A request as it arrives, and what was sent of its answer.
 
@@ -125,7 +130,7 @@ class Exchange:
         if self.connection.client_left:
             return
         if self._is_chunked:
-            body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else _LAST_CHUNK
+            body = chunk_of(body) + _LAST_CHUNK
         if body and self.method != "HEAD":
             self.connection.write(body)
         self._complete()

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from sglmt.http.errors import ApiError, from_finish, internal_error
+from sglmt.http.exchange import chunk_of
 from sglmt.http.formatting import SSE_KEEP_ALIVE, ChoiceResult, ChoiceUsage, Formatter, json_text
 from sglmt.http.server import Connection
 from sglmt.messages.sampling import FinishReason, TokenLogprobs
@@ -154,7 +155,7 @@ class StreamSink:
             self._fail_by_our_fault()
         data = b"".join(self._buffer)
         self._buffer.clear()
-        return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        return chunk_of(data)
 
     def admitted(self, request: LiveRequest) -> None:
         self._note_admission(request.choice)
@@ -261,7 +262,7 @@ class StreamSink:
         data = buffer[0] if len(buffer) == 1 else b"".join(buffer)
         buffer.clear()
         self.last_write_s = now_s or time.monotonic()
-        chunk = b"%x\r\n%b\r\n" % (len(data), data)
+        chunk = chunk_of(data)
         if self._straight:
             self._straight = connection.write_straight(chunk)
         else:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
-from typing import Protocol
 
 from sglmt.delivery.progress import Verdict, judge_row
 from sglmt.ipc.state_page import Slot, SlotWord
@@ -30,17 +29,8 @@ PlainRow = tuple[int, int, int, int, int, str]
 """(key, attempt, offset, text offset, token id, text) of a row of one token."""
 
 
-class Finish(Protocol):
-    """Ends a request with its last text and ids."""
-
-    def __call__(
-        self,
-        request: LiveRequest,
-        text: str,
-        new_ids: array[int],
-        logprobs: TokenLogprobs | None,
-        finish: FinishReason,
-    ) -> None: ...
+Finish = Callable[[LiveRequest, str, "array[int]", TokenLogprobs | None, FinishReason], None]
+"""Ends a request with its last text and ids."""
 
 
 class LiveRows:
